@@ -1,0 +1,113 @@
+"""The seam between engine and backend: a batch goes in, sampled tokens come out.
+
+``runner.submit(batch)`` returns a ticket at once; ``ticket.result()`` waits. All arrays belong to
+the caller and must stay unchanged until the result is taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+PAGE_TOKENS = 32  # of the CPU backend's page layout; the engine only counts with it
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """Sampling parameters of the rows that need logits, ``[rows]`` each unless said otherwise."""
+
+    temperature: np.ndarray  # float32, 0 = greedy
+    top_k: np.ndarray  # int32, 0 = off
+    top_p: np.ndarray  # float32, 1 = off
+    min_p: np.ndarray  # float32, 0 = off
+    seed: np.ndarray  # uint64
+    choice: np.ndarray  # int32, choice index
+    position: np.ndarray  # int32, position in the output
+    repetition_penalty: np.ndarray  # float32, 1 = off
+    frequency_penalty: np.ndarray  # float32, 0 = off
+    presence_penalty: np.ndarray  # float32, 0 = off
+    history: np.ndarray  # int32, ids of all rows one after another: prompt then output
+    history_start: np.ndarray  # int64 [rows + 1]; an empty range where no penalty is on
+    prompt_len: np.ndarray  # int32, ids of the prompt at the start of the row's history
+    bias_ids: np.ndarray  # int32, of all rows one after another
+    bias_values: np.ndarray  # float32; -inf forbids
+    bias_start: np.ndarray  # int64 [rows + 1]
+    masks: np.ndarray  # uint32 [masked, words of 32 ids]; 1 = allowed
+    masked_rows: np.ndarray  # int32 [masked], which row each mask belongs to
+    score: np.ndarray  # bool: no draw, report score_token
+    score_token: np.ndarray  # int32
+    top_logprobs: np.ndarray  # int32, how many of the highest to report
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step: ``tokens`` rows of ``sequences`` requests.
+
+    Sequence s owns rows ``query_start[s]:query_start[s + 1]``; its K and V of these rows go to
+    positions ``kv_len[s] - rows … kv_len[s]`` of its block tables.
+    """
+
+    token_ids: np.ndarray  # int32 [tokens]
+    feedback: np.ndarray  # int32 [n, 2]: (row, index in the previous step's samples) replaces the id
+    positions: np.ndarray  # int32 [axes, tokens]
+    query_start: np.ndarray  # int32 [sequences + 1]
+    kv_len: np.ndarray  # int32 [sequences], after this step
+    block_tables: tuple[np.ndarray, ...]  # per cache group int32 [sequences, pages]
+    logit_rows: np.ndarray  # int32 [rows], ascending
+    sampling: SamplingBatch
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Per row of ``logit_rows``."""
+
+    token_ids: np.ndarray  # int32 [rows]
+    logprobs: np.ndarray  # float32 [rows], of the raw logits
+    ranks: np.ndarray  # int32 [rows], 1 = highest logit
+    finite: np.ndarray  # bool [rows]; False: NaN in the logits or nothing allowed
+    top_ids: np.ndarray  # int32 [rows, max top_logprobs of the batch]
+    top_logprobs: np.ndarray  # float32, same shape
+
+
+class Ticket(Protocol):
+    def result(self) -> StepResult:
+        """Waits for the step. Raises RuntimeError if the step itself failed."""
+
+
+@dataclass(frozen=True)
+class GroupMemory:
+    """Page geometry of a cache group."""
+
+    name: str
+    page_bytes: int
+    pages_per_slab: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class RunnerInfo:
+    """What the engine plans with."""
+
+    vocab_size: int  # ids that can be sampled
+    max_model_len: int  # positions the model knows
+    max_tokens_per_step: int
+    max_sequences: int
+    groups: tuple[GroupMemory, ...]
+    slab_bytes: int
+    slabs: int  # of the arena, all groups together
+    fingerprint: str
+    memory: tuple[tuple[str, int], ...]  # rows of the memory table: (what, bytes)
+
+
+class Runner(Protocol):
+    @property
+    def info(self) -> RunnerInfo: ...
+
+    def submit(self, batch: Batch) -> Ticket: ...
+
+    def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
+        """Fills pages with NaN (tests) so that a read of unwritten KV cannot pass unseen."""
+
+    def close(self) -> None: ...
