@@ -1,0 +1,79 @@
+"""What crosses the door of the engine: requests in, outputs of a step out.
+
+A request is complete when it arrives: token ids, resolved limits, a seed. Nothing that the answer
+depends on is decided later (law 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # a stop token, or a stop string found by the text side
+    LENGTH = "length"  # max_tokens or the context is full
+    ABORT = "abort"  # cancelled by the caller
+    ERROR = "error"  # this request failed in the engine (its error text says why)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Resolved sampling of one choice: every field has its final value."""
+
+    seed: int  # uint64
+    choice: int = 0
+    temperature: float = 1.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()  # (id, value added to the logit)
+    allowed_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None  # None: none; n: the chosen token and the n highest
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """One choice of one request (n > 1 becomes n engine requests)."""
+
+    id: str
+    prompt_token_ids: np.ndarray  # int32, at least one
+    max_tokens: int  # of output; prompt + max_tokens <= the model length
+    sampling: Sampling
+    stop_token_ids: frozenset[int] = frozenset()  # end the answer; eos ids are among them
+    min_tokens: int = 0  # no stop token before that many
+    output_token_ids: np.ndarray | None = None  # int32: already generated (resumed request)
+    priority: int = 0  # lower runs earlier, where the policy looks at it
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: of the chosen token and of the highest ones."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass
+class EngineOutput:
+    """What one step brought for one request."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # once, with the first token
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop token id that fired
+    error: str | None = None
+    cached_tokens: int = 0
+    timing: dict[str, float] = field(default_factory=dict)  # arrival, first scheduled (monotonic s)
