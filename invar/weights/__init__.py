@@ -1,0 +1,1 @@
+"""Weights: GGUF files, number formats, and where models come from."""
