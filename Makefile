@@ -1,0 +1,57 @@
+# make serve   build, install, bring the default model, serve it on 127.0.0.1:8000
+# make test    everything that must pass: lint, types, imports, native and Python tests
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+NATIVE := $(shell find native CMakeLists.txt pyproject.toml -type f)
+BIN := $(VENV)/bin
+
+.PHONY: serve test build lint types imports native-test python-test format clean
+
+serve: $(VENV)/.installed
+	$(BIN)/invar serve --host 127.0.0.1 --port 8000
+
+test: lint types imports native-test python-test
+
+build: $(VENV)/.installed
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Invar needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python $(NATIVE)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	find native -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run -Werror
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+native-test: $(VENV)/.dev
+	$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  -DINVAR_NATIVE_TESTS=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
+	$(BIN)/cmake --build build/native --target native_tests -j $(JOBS)
+	$(BIN)/ctest --test-dir build/native --output-on-failure
+
+python-test: $(VENV)/.dev
+	$(BIN)/pytest
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find native -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+
+clean:
+	rm -rf build .venv invar/*.so

@@ -1,0 +1,179 @@
+"""Random-weight GGUF files in the shapes people run, for benchmarks that need no download.
+
+    python bench/synthetic.py 1b Q4_K_M out.gguf
+
+Speed does not depend on what the weights say, only on their shape and format: a "1b" has the
+matrices of Llama 3.2 1B, an "8b" those of Llama 3.1 8B. `Q4_K_M` is llama.cpp's mixture (Q6_K for
+the output, half of the value and down projections; Q4_K elsewhere); any single type name works too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from invar.weights.formats import BLOCK_BYTES, BLOCK_SIZE, QuantType
+from invar.weights.gguf_writer import GGUFWriter
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context: int
+
+
+# config.json of meta-llama/Llama-3.2-1B and meta-llama/Llama-3.1-8B; "tiny" is for tests.
+SHAPES = {
+    "tiny": Shape(256, 2, 4, 2, 64, 512, 512, 2048),
+    "1b": Shape(2048, 16, 32, 8, 64, 8192, 128256, 131072),
+    "8b": Shape(4096, 32, 32, 8, 128, 14336, 128256, 131072),
+}
+
+# Where a block of each type keeps its fp16 scales: byte offsets (scale offsets, min offsets).
+# ggml-common.h, https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
+SCALE_OFFSETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "Q4_0": ((0,), ()),
+    "Q4_1": ((0,), (2,)),
+    "Q5_0": ((0,), ()),
+    "Q5_1": ((0,), (2,)),
+    "Q8_0": ((0,), ()),
+    "Q2_K": ((80,), (82,)),
+    "Q3_K": ((108,), ()),
+    "Q4_K": ((0,), (2,)),
+    "Q5_K": ((0,), (2,)),
+    "Q6_K": ((208,), ()),
+    "IQ4_NL": ((0,), ()),
+    "IQ4_XS": ((0,), ()),
+}
+
+
+def random_blocks(kind: QuantType, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+    """uint8 ``[rows, row_bytes]``: random codes under scales that keep activations in range."""
+    name = kind.name
+    if name in ("F32", "F16", "BF16"):
+        values = rng.standard_normal((rows, columns), dtype=np.float32) * columns**-0.5
+        if name == "F16":
+            return values.astype(np.float16).view(np.uint8)
+        if name == "BF16":
+            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        return values.view(np.uint8)
+    block_bytes = BLOCK_BYTES[kind]
+    blocks = rng.integers(
+        0, 256, (rows * columns // BLOCK_SIZE[kind], block_bytes), dtype=np.uint8
+    )
+    # Codes of b bits are near uniform, so a scale of 1 / (2^b sqrt(columns)) gives unit outputs;
+    # the K formats multiply it by 6-bit (Q6_K: 8-bit) sub-scales.
+    bits = int(name[1]) if name[0] == "Q" else 4
+    scale = columns**-0.5 / 2**bits
+    if name.endswith("_K") or name == "IQ4_XS":
+        scale /= 64
+    scales, mins = SCALE_OFFSETS[name]
+    for offset in scales:
+        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    for offset in mins:
+        minimum = scale * (2 ** (bits - 1) if name.endswith("_K") else -(2 ** (bits - 1)))
+        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(minimum).tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def layer_tensors(shape: Shape, kind: str, layer: int) -> Iterator[tuple[str, int, int, str]]:
+    """(name, rows, columns, type) of one layer's matrices."""
+    q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    base, better = ("Q4_K", "Q6_K") if kind == "Q4_K_M" else (kind, kind)
+    # llama.cpp gives the better type to the first and last eighth and every third layer between.
+    eighth = shape.layers // 8
+    more_bits = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    value = better if more_bits else base
+    yield f"blk.{layer}.attn_q.weight", q_width, shape.hidden, base
+    yield f"blk.{layer}.attn_k.weight", kv_width, shape.hidden, base
+    yield f"blk.{layer}.attn_v.weight", kv_width, shape.hidden, value
+    yield f"blk.{layer}.attn_output.weight", shape.hidden, q_width, base
+    yield f"blk.{layer}.ffn_gate.weight", shape.ffn, shape.hidden, base
+    yield f"blk.{layer}.ffn_up.weight", shape.ffn, shape.hidden, base
+    yield f"blk.{layer}.ffn_down.weight", shape.hidden, shape.ffn, value
+
+
+def byte_tokens() -> list[str]:
+    """GPT-2's printable stand-ins of the 256 bytes, in byte order."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    extra = (chr(256 + i) for i in range(256 - len(plain)))
+    return [chr(b) if b in plain else next(extra) for b in range(256)]
+
+
+def metadata(shape: Shape, name: str) -> dict[str, object]:
+    tokens = byte_tokens() + [f"<filler{i}>" for i in range(shape.vocab - 258)]
+    tokens += ["<|begin_of_text|>", "<|eot_id|>"]
+    types = [1] * (shape.vocab - 2) + [3, 3]
+    return {
+        "general.architecture": "llama",
+        "general.name": name,
+        "llama.block_count": shape.layers,
+        "llama.context_length": shape.context,
+        "llama.embedding_length": shape.hidden,
+        "llama.feed_forward_length": shape.ffn,
+        "llama.attention.head_count": shape.heads,
+        "llama.attention.head_count_kv": shape.kv_heads,
+        "llama.attention.key_length": shape.head_dim,
+        "llama.attention.value_length": shape.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 500000.0,
+        "llama.rope.dimension_count": shape.head_dim,
+        "llama.vocab_size": shape.vocab,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(types, np.int32),
+        "tokenizer.ggml.merges": ["t h", "h e"],
+        "tokenizer.ggml.bos_token_id": shape.vocab - 2,
+        "tokenizer.ggml.eos_token_id": shape.vocab - 1,
+    }
+
+
+def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
+    """Writes the file; the bytes depend on the arguments alone."""
+    shape = SHAPES[shape_name]
+    writer = GGUFWriter(path, metadata(shape, f"synthetic {shape_name} {kind}"))
+    rng = np.random.default_rng(seed)
+
+    def matrix(name: str, rows: int, columns: int, type_name: str) -> None:
+        quant = QuantType[type_name]
+        stream = np.random.default_rng(rng.integers(2**63))
+        writer.add_tensor(
+            name, (rows, columns), quant, lambda: random_blocks(quant, rows, columns, stream)
+        )
+
+    def norm(name: str) -> None:
+        ones = np.ones(shape.hidden, np.float32)
+        writer.add_tensor(name, (shape.hidden,), QuantType.F32, ones.view(np.uint8))
+
+    matrix("token_embd.weight", shape.vocab, shape.hidden, "Q6_K" if kind == "Q4_K_M" else kind)
+    norm("output_norm.weight")
+    for layer in range(shape.layers):
+        norm(f"blk.{layer}.attn_norm.weight")
+        norm(f"blk.{layer}.ffn_norm.weight")
+        for name, rows, columns, type_name in layer_tensors(shape, kind, layer):
+            matrix(name, rows, columns, type_name)
+    writer.write()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("type", help="Q4_K_M or a type name such as Q8_0 or BF16")
+    parser.add_argument("path", type=Path)
+    arguments = parser.parse_args()
+    write(arguments.shape, arguments.type, arguments.path)
+
+
+if __name__ == "__main__":
+    main()
