@@ -37,7 +37,7 @@ def half_column(blocks: Bytes, start: int) -> Floats:
 
 
 def bit_fields(data: Bytes, bits: int) -> Bytes:
-    """Split bytes into fields of `bits` bits: `[..., n]` to `[..., 8 // bits, n]`, low field first."""
+    """Bytes to fields of `bits` bits: `[..., n]` to `[..., 8 // bits, n]`, low field first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(-1, 1)
     fields: Bytes = (data[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
     return fields

@@ -23,7 +23,7 @@ STRING_KINDS = frozenset({ValueKind.STRING})
 
 
 class Metadata(Mapping[str, Any]):
-    """Values are decoded when asked for and kept: Python scalars, str, list of str, numpy arrays."""
+    """Values are decoded when asked for, then kept: Python scalars, str, lists of str, arrays."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
