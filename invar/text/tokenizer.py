@@ -1,0 +1,202 @@
+"""Text to token ids and back, from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from invar.text.errors import TokenizerError
+from invar.text.piece_merging import PieceMerger
+from invar.text.special_tokens import SpecialTokenSplitter
+from invar.text.token_bytes import TokenBytes
+from invar.text.vocabulary import TokenType, Vocabulary, read_vocabulary
+
+__all__ = ["Tokenizer", "TokenizerError"]
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class Tokenizer:
+    """One model's tokenizer. Encoding is a pure function of the text and of the two switches.
+
+    Special tokens are looked for in the raw text before anything else; what lies between them is
+    encoded by the model's own method and can never become a control token.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.vocab_size: int = len(vocabulary.tokens)
+        self.bos_token_id: int | None = vocabulary.bos_token_id
+        self.eos_token_id: int | None = vocabulary.eos_token_id
+        self.add_bos: bool = vocabulary.add_bos
+        self.add_eos: bool = vocabulary.add_eos
+        self.stop_token_ids: frozenset[int] = vocabulary.stop_token_ids
+        # The encoder puts a space before the first word; the first word's space is not text.
+        self.strips_leading_space: bool = vocabulary.add_space_prefix or vocabulary.model == "bert"
+        self._control_ids = frozenset(
+            vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
+        )
+        self._bytes = TokenBytes(vocabulary)
+        self._encoder = _encoder(vocabulary)
+        user_defined = _spellings(vocabulary, TokenType.USER_DEFINED)
+        markers = _spellings(vocabulary, TokenType.CONTROL, TokenType.UNKNOWN) | user_defined
+        self._user_defined = SpecialTokenSplitter(user_defined)
+        self._markers = SpecialTokenSplitter(
+            markers, _right_stripping_ids(vocabulary) if vocabulary.strips_right else ()
+        )
+        # Blank runs are user-defined in some vocabularies, but they mark nothing.
+        self.marker_spellings: frozenset[str] = frozenset(
+            spelling for spelling in markers if spelling.strip()
+        )
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build from `tokenizer.ggml.*` keys; raises TokenizerError naming the key at fault."""
+        return cls(read_vocabulary(metadata))
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> TokenIds:
+        """Token ids of `text`, int32 `[tokens]`.
+
+        `add_special_tokens` adds BOS and EOS as the model wants them; a text that already begins
+        with BOS then gets a second one, as asked. With `parse_special` off the spellings of control
+        tokens are plain text; user-defined tokens are text in any case.
+        """
+        splitter = self._markers if parse_special else self._user_defined
+        ids: list[int] = []
+        if add_special_tokens and self.add_bos and self.bos_token_id is not None:
+            ids.append(self.bos_token_id)
+        for piece in splitter.split(_checked(text)):
+            if isinstance(piece, int):
+                ids.append(piece)
+            else:
+                ids.extend(self._encoder.encode(piece))
+        if add_special_tokens:
+            ids.extend(self._closing_ids())
+        return np.array(ids, dtype=np.int32)
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[TokenIds]:
+        """`encode` for each text, in order."""
+        return [
+            self.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+            for text in texts
+        ]
+
+    def encode_shielded(self, text: str, shield: str) -> TokenIds:
+        """Encode a text in which `shield` characters keep spellings from being special tokens.
+
+        Special tokens are found while the shields stand; then the shields vanish and what was
+        between is plain text. No BOS or EOS is added.
+        """
+        ids: list[int] = []
+        for piece in self._markers.split(_checked(text)):
+            if isinstance(piece, int):
+                ids.append(piece)
+            elif plain := piece.replace(shield, ""):
+                ids.extend(self._encoder.encode(plain))
+        return np.array(ids, dtype=np.int32)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to the text; empty for control tokens."""
+        return self._bytes[self._checked_id(token_id)]
+
+    def token_bytes_table(self) -> list[bytes]:
+        """`token_bytes` of every id, `[vocab_size]`."""
+        return self._bytes.all()
+
+    def token_text(self, token_id: int) -> str:
+        """The token as readable text: a control token's spelling, else its decoded bytes."""
+        if self.is_control(token_id):
+            return self._vocabulary.tokens[token_id]
+        return self._bytes[token_id].decode("utf-8", "replace")
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the id is a control, unknown or unused token, one that stands for no text."""
+        return self._checked_id(token_id) in self._control_ids
+
+    def visible_bytes(self, token_id: int, *, skip_special_tokens: bool) -> bytes:
+        """`token_bytes`, or a control token's spelling where those are to be seen."""
+        if not skip_special_tokens and self.is_control(token_id):
+            return self._vocabulary.tokens[token_id].encode("utf-8", "surrogateescape")
+        return self.token_bytes(token_id)
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; bytes that form no character come out as U+FFFD."""
+        joined = b"".join(
+            self.visible_bytes(int(token_id), skip_special_tokens=skip_special_tokens)
+            for token_id in ids
+        )
+        if self.strips_leading_space:
+            joined = joined.removeprefix(b" ")
+        return joined.decode("utf-8", "replace")
+
+    def _closing_ids(self) -> list[int]:
+        closing = []
+        if self.add_eos and self.eos_token_id is not None:
+            closing.append(self.eos_token_id)
+        separator = self._vocabulary.separator_token_id
+        if self._vocabulary.add_separator and separator is not None and not closing:
+            closing.append(separator)
+        return closing
+
+    def _checked_id(self, token_id: int) -> int:
+        if 0 <= token_id < self.vocab_size:
+            return token_id
+        raise TokenizerError(
+            f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens "
+            f"(0 … {self.vocab_size - 1})"
+        )
+
+
+def _checked(text: str) -> str:
+    """The text itself, or a TokenizerError where it is no sequence of Unicode characters."""
+    if not isinstance(text, str):
+        raise TokenizerError(
+            f"text to encode is {type(text).__name__}, expected str; decode bytes as UTF-8 first"
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"text to encode has an unpaired surrogate (U+{ord(text[error.start]):04X}) at "
+            f"character {error.start}; send valid Unicode"
+        ) from error
+    return text
+
+
+def _encoder(vocabulary: Vocabulary) -> Any:
+    if vocabulary.model in ("llama", "gemma4"):
+        return PieceMerger(vocabulary)
+    # Imported here: SentencePiece models start without loading the library.
+    from invar.text import library_encoders
+
+    builders = {
+        "gpt2": library_encoders.byte_level_encoder,
+        "bert": library_encoders.word_piece_encoder,
+        "t5": library_encoders.unigram_encoder,
+    }
+    return builders[vocabulary.model](vocabulary)
+
+
+def _spellings(vocabulary: Vocabulary, *types: TokenType) -> dict[str, int]:
+    return {
+        vocabulary.tokens[token_id]: token_id
+        for token_id in vocabulary.ids_of_type(*types)
+        if vocabulary.tokens[token_id]
+    }
+
+
+def _right_stripping_ids(vocabulary: Vocabulary) -> frozenset[int]:
+    """Phi-3's tokenizer.json sets rstrip on its added tokens but these three; GGUF cannot say so.
+
+    https://huggingface.co/microsoft/Phi-3-mini-4k-instruct/blob/main/tokenizer.json
+    """
+    kept = {"<unk>", "<s>", "<|endoftext|>"}
+    added = vocabulary.ids_of_type(TokenType.CONTROL, TokenType.USER_DEFINED)
+    return frozenset(i for i in added if vocabulary.tokens[i] not in kept)

@@ -1,0 +1,266 @@
+"""The vocabulary in a GGUF file's metadata: read once, checked once, said in this package's terms.
+
+Keys and meanings: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer
+Defaults where keys are absent follow llama.cpp, whose files they are:
+https://github.com/ggml-org/llama.cpp/blob/b11434/src/llama-vocab.cpp (llama_vocab::impl::load)
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from invar.text.errors import TokenizerError
+from invar.text.pretokenizers import PreTokenizer, pretokenizer_by_name
+
+log = logging.getLogger(__name__)
+
+MODELS = ("gpt2", "llama", "gemma4", "bert", "t5")
+
+# Rows that converters add to reach a round vocabulary size; typed as if they were real tokens.
+_PADDING_ENTRY = re.compile(r"\[PAD\d+\]")
+
+# Texts that end a turn or an answer in some family of models, whatever the metadata names as eos.
+_STOP_TEXTS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>"
+    " <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>"
+    " <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
+)
+# These are also HTML-like text, so they count only where the file types them as control tokens.
+_STOP_TEXTS_IF_CONTROL = frozenset(("</s>", "<eos>"))
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens and switches of one tokenizer. `tokens[i]` is the spelling of id i as in the file."""
+
+    model: str
+    tokens: list[str]
+    token_types: npt.NDArray[np.int32]  # [vocab_size]
+    scores: npt.NDArray[np.float32] | None  # [vocab_size], SentencePiece models only
+    merges: list[str]
+    pretokenizer: PreTokenizer | None  # byte-level BPE only
+    bos_token_id: int | None
+    eos_token_id: int | None
+    separator_token_id: int | None
+    unknown_token_id: int | None
+    add_bos: bool
+    add_eos: bool
+    add_separator: bool
+    add_space_prefix: bool
+    stop_token_ids: frozenset[int]
+    strips_right: bool  # control tokens swallow the blanks after them (Phi-3)
+    options: Mapping[str, Any] = field(repr=False)  # the raw metadata, for rarer keys
+
+    def ids_of_type(self, *types: TokenType) -> list[int]:
+        """Ids of the given types, ascending."""
+        return np.flatnonzero(np.isin(self.token_types, types)).tolist()
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """Read and check every `tokenizer.ggml.*` key; raises TokenizerError naming key and fault."""
+    model = _scalar(metadata, "model", str)
+    if model is None:
+        raise TokenizerError(
+            "tokenizer.ggml.model: missing; the file carries no tokenizer, so text cannot be used "
+            f"(expected one of {', '.join(MODELS)})"
+        )
+    if model not in MODELS:
+        raise TokenizerError(
+            f"tokenizer.ggml.model: {model!r} is not supported (known: {', '.join(MODELS)})"
+        )
+    tokens = _strings(metadata, "tokens")
+    if not tokens:
+        raise TokenizerError("tokenizer.ggml.tokens: missing or empty; the vocabulary is required")
+    token_types = _token_types(metadata, tokens)
+    scores = _numbers(metadata, "scores", len(tokens), "f", np.dtype(np.float32))
+    if scores is None and model in ("llama", "t5"):
+        raise TokenizerError(f"tokenizer.ggml.scores: missing; a {model!r} vocabulary needs scores")
+    merges = _strings(metadata, "merges")
+    if not merges and model in ("gpt2", "gemma4"):
+        raise TokenizerError(
+            f"tokenizer.ggml.merges: missing or empty; a {model!r} (BPE) vocabulary needs merges. "
+            "Convert the model again with a current converter"
+        )
+    pretokenizer = _pretokenizer(metadata) if model == "gpt2" else None
+    bos, eos = _boundary_ids(metadata, model, token_types)
+    default_add_bos = model in ("llama", "gemma4", "bert") or bool(
+        pretokenizer and pretokenizer.add_bos
+    )
+    return Vocabulary(
+        model=model,
+        tokens=tokens,
+        token_types=token_types,
+        scores=scores,
+        merges=merges,
+        pretokenizer=pretokenizer,
+        bos_token_id=bos,
+        eos_token_id=eos,
+        separator_token_id=_token_id(metadata, "seperator_token_id", len(tokens)),
+        unknown_token_id=_token_id(metadata, "unknown_token_id", len(tokens)),
+        # Gemma 4 files were written with add_bos off although the model needs it.
+        add_bos=bos is not None
+        and (model == "gemma4" or _flag(metadata, "add_bos_token", default_add_bos)),
+        add_eos=eos is not None and _flag(metadata, "add_eos_token", model == "t5"),
+        add_separator=_flag(metadata, "add_sep_token", model == "bert"),
+        add_space_prefix=_flag(metadata, "add_space_prefix", model in ("llama", "t5")),
+        stop_token_ids=_stop_ids(metadata, tokens, token_types, eos),
+        strips_right="phi3" in str(metadata.get("general.name", "")).lower().replace("-", ""),
+        options=metadata,
+    )
+
+
+def _scalar(metadata: Mapping[str, Any], name: str, kind: type) -> Any:
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.get(key)
+    if isinstance(value, np.generic):
+        value = value.item()
+    # bool is an int in Python, but a flag where an id belongs is a broken file.
+    if value is None or (isinstance(value, kind) and (kind is bool or type(value) is not bool)):
+        return value
+    raise TokenizerError(f"{key}: expected {kind.__name__}, found {type(value).__name__}")
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = _scalar(metadata, name, bool)
+    return default if value is None else bool(value)
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
+    value = _scalar(metadata, name, int)
+    # Converters write 2^32 - 1 (minus one, unsigned) for "none".
+    if value is None or value in (-1, 0xFFFFFFFF):
+        return None
+    if not 0 <= value < vocab_size:
+        raise TokenizerError(
+            f"tokenizer.ggml.{name}: id {value} is outside the vocabulary of {vocab_size} tokens"
+        )
+    return int(value)
+
+
+def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.get(key)
+    if value is None:
+        return []
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TokenizerError(f"{key}: expected an array of strings, found {type(value).__name__}")
+    strings = value if isinstance(value, list) else list(value)
+    wrong = set(map(type, strings)) - {str}
+    if wrong:
+        found = ", ".join(sorted(kind.__name__ for kind in wrong))
+        raise TokenizerError(f"{key}: expected an array of strings, found elements of {found}")
+    return strings
+
+
+def _numbers(
+    metadata: Mapping[str, Any], name: str, count: int, kinds: str, dtype: np.dtype[Any]
+) -> npt.NDArray[Any] | None:
+    key = f"tokenizer.ggml.{name}"
+    value = metadata.get(key)
+    if value is None:
+        return None
+    words = "floats" if kinds == "f" else "integers"
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TokenizerError(f"{key}: expected an array of {words}: {error}") from error
+    if array.dtype.kind not in kinds or array.ndim != 1:
+        found = f"{array.dtype} with {array.ndim} axes"
+        raise TokenizerError(f"{key}: expected an array of {words}, found {found}")
+    if len(array) != count:
+        raise TokenizerError(
+            f"{key}: {len(array)} entries, but tokenizer.ggml.tokens has {count}; they must match"
+        )
+    return array.astype(dtype, copy=False)
+
+
+def _token_types(metadata: Mapping[str, Any], tokens: list[str]) -> npt.NDArray[np.int32]:
+    found = _numbers(metadata, "token_type", len(tokens), "iu", np.dtype(np.int32))
+    if found is None:
+        return np.full(len(tokens), TokenType.NORMAL, dtype=np.int32)
+    types = found.copy()
+    for token_id in np.flatnonzero(np.isin(types, (TokenType.UNKNOWN, TokenType.USER_DEFINED))):
+        if _PADDING_ENTRY.fullmatch(tokens[token_id]) or not tokens[token_id]:
+            types[token_id] = TokenType.UNUSED
+    return types
+
+
+def _pretokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
+    name = _scalar(metadata, "pre", str)
+    if name is None:
+        log.warning(
+            "tokenizer.ggml.pre: missing (an old file); the 'default' rule is used, token ids may "
+            "differ from the model's own. Convert the model again to be sure"
+        )
+        name = "default"
+    return pretokenizer_by_name(name)
+
+
+def _boundary_ids(
+    metadata: Mapping[str, Any], model: str, token_types: npt.NDArray[np.int32]
+) -> tuple[int | None, int | None]:
+    """Ids that open and close a text; defaults only where they are control tokens indeed."""
+    count = len(token_types)
+    defaults = {"llama": (1, 2), "gpt2": (11, 11), "t5": (None, 1), "gemma4": (2, 1)}
+    default_bos, default_eos = defaults.get(model, (None, None))
+
+    def pick(name: str, default: int | None) -> int | None:
+        if f"tokenizer.ggml.{name}" in metadata:
+            return _token_id(metadata, name, count)
+        is_control = default is not None and default < count
+        return default if is_control and token_types[default] == TokenType.CONTROL else None
+
+    if model == "bert":
+        opening = "cls_token_id" if "tokenizer.ggml.cls_token_id" in metadata else "bos_token_id"
+        return pick(opening, 101), pick("eos_token_id", None)
+    return pick("bos_token_id", default_bos), pick("eos_token_id", default_eos)
+
+
+def _stop_ids(
+    metadata: Mapping[str, Any],
+    tokens: list[str],
+    token_types: npt.NDArray[np.int32],
+    eos: int | None,
+) -> frozenset[int]:
+    """Ids at which an answer ends: the eos, eot and eom keys, and tokens known by their text."""
+    by_text: dict[str, int] = {}
+    for text in _STOP_TEXTS | _STOP_TEXTS_IF_CONTROL:
+        # A linear search in C for two dozen texts is faster than a dictionary of all tokens.
+        try:
+            token_id = tokens.index(text)
+        except ValueError:
+            continue
+        if text in _STOP_TEXTS or token_types[token_id] == TokenType.CONTROL:
+            by_text[text] = token_id
+    # In the harmony format <|end|> closes a message, not the answer.
+    if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|flush|>", "<|calls|>"} <= by_text.keys():
+        by_text.pop("<|end|>", None)
+    stops = set(by_text.values())
+    for name in ("eot_token_id", "eom_token_id"):
+        token_id_by_key = _token_id(metadata, name, len(tokens))
+        if token_id_by_key is not None:
+            stops.add(token_id_by_key)
+    if eos is not None:
+        stops.add(eos)
+    return frozenset(stops)
