@@ -40,7 +40,7 @@ def byte_level_encoder(vocabulary: Vocabulary) -> LibraryEncoder:
     """GPT-2's scheme: split by the model's expressions, then merge bytes."""
     pre = vocabulary.pretokenizer
     assert pre is not None, "a gpt2 vocabulary is read with its pre-tokenizer"
-    ids = dict(zip(vocabulary.tokens, range(len(vocabulary.tokens)), strict=True))
+    ids = vocabulary.ids.copy()
     # A whole word may be looked up (ignore_merges): control tokens must not be found that way.
     for token_id in vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNUSED):
         ids.pop(vocabulary.tokens[token_id], None)

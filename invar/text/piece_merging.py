@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping
 
 from invar.text.vocabulary import TokenType, Vocabulary
 
@@ -41,10 +40,17 @@ class PieceMerger:
             TokenType.UNUSED,
             TokenType.BYTE,
         )
-        self._ids: dict[str, int] = dict(zip(tokens, range(len(tokens)), strict=True))
+        self._ids = vocabulary.ids.copy()
         for token_id in hidden:
             self._ids.pop(tokens[token_id], None)
-        self._pair_separator, self._ranks = _pair_ranks(vocabulary, self._ids)
+        # A pair's key is "left right" for explicit merges, and the merged text for scores.
+        self._pairs, self._separator = self._ids, ""
+        self._ranks: list[float] = []
+        if vocabulary.merges:
+            self._pairs = dict(zip(vocabulary.merges, range(len(vocabulary.merges)), strict=True))
+            self._separator = " "
+        elif vocabulary.scores is not None:
+            self._ranks = (-vocabulary.scores).tolist()
         self._unknown_id = vocabulary.unknown_token_id
         self._byte_ids = _byte_ids(vocabulary)
         self._prefix = SPACE_MARK if vocabulary.add_space_prefix else ""
@@ -89,13 +95,13 @@ class PieceMerger:
         before = list(range(-1, count - 1))
         after = list(range(1, count + 1))
         heap: list[tuple[float, int, int, int]] = []
-        ranks, separator = self._ranks, self._pair_separator
+        pairs, separator, ranks = self._pairs, self._separator, self._ranks
 
         def offer(left: int, right: int) -> None:
-            rank = ranks.get(f"{pieces[left]}{separator}{pieces[right]}")
-            if rank is not None:
+            pair = pairs.get(f"{pieces[left]}{separator}{pieces[right]}")
+            if pair is not None:
                 size = len(pieces[left]) + len(pieces[right])
-                heapq.heappush(heap, (rank, left, right, size))
+                heapq.heappush(heap, (ranks[pair] if ranks else pair, left, right, size))
 
         for right in range(1, count):
             offer(right - 1, right)
@@ -119,18 +125,6 @@ class PieceMerger:
         return [piece for piece in pieces if piece]
 
 
-def _pair_ranks(vocabulary: Vocabulary, ids: dict[str, int]) -> tuple[str, Mapping[str, float]]:
-    """A separator, and rank by `left + separator + right`; the lowest rank merges first."""
-    if vocabulary.scores is None or vocabulary.merges:
-        # Merges are written "left right", so each is its own key.
-        return " ", dict(zip(vocabulary.merges, range(len(vocabulary.merges)), strict=True))
-    ranks = dict(zip(vocabulary.tokens, (-vocabulary.scores).tolist(), strict=True))
-    if len(ids) != len(ranks):
-        for text in ranks.keys() - ids.keys():
-            del ranks[text]
-    return "", ranks
-
-
 def _byte_ids(vocabulary: Vocabulary) -> list[int] | None:
     """Ids of `<0x00>` … `<0xFF>`, or None where the vocabulary lacks any of them."""
     found = {vocabulary.tokens[i]: i for i in vocabulary.ids_of_type(TokenType.BYTE)}
@@ -144,9 +138,9 @@ def _word_pattern(tokens: list[str], newline_runs: bool) -> re.Pattern[str]:
     A word begins at a run of space marks. That is exact except after characters that stand before
     a space mark inside some token (Gemma has `>▁</`); those keep the run in their word.
     """
-    joined = _NOT_IN_TOKENS.join(tokens)
-    inside = f"([^{SPACE_MARK}{_NOT_IN_TOKENS}])(?={SPACE_MARK})"
-    glue = "".join(sorted(map(re.escape, set(re.findall(inside, joined)))))
+    before_marks = _NOT_IN_TOKENS.join(tokens).split(SPACE_MARK)[:-1]
+    glue_characters = {text[-1:] for text in before_marks} - {"", _NOT_IN_TOKENS}
+    glue = "".join(sorted(map(re.escape, glue_characters)))
     line = r"\n" if newline_runs else ""
     body = f"[^{SPACE_MARK}{line}]"
     word = f"{SPACE_MARK}*{body}+"

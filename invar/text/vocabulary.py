@@ -29,9 +29,12 @@ _PADDING_ENTRY = re.compile(r"\[PAD\d+\]")
 
 # Texts that end a turn or an answer in some family of models, whatever the metadata names as eos.
 _STOP_TEXTS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>"
-    " <|endoftext|> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>"
-    " <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<|return|>"),
+        *("<|call|>", "<|calls|>", "<|flush|>", "<end_of_turn>", "<|endoftext|>", "<EOT>"),
+        *("_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<turn|>", "<|tool_response>"),
+        *("<｜end▁of▁sentence｜>", "[e~["),
+    )
 )
 # These are also HTML-like text, so they count only where the file types them as control tokens.
 _STOP_TEXTS_IF_CONTROL = frozenset(("</s>", "<eos>"))
@@ -54,6 +57,7 @@ class Vocabulary:
 
     model: str
     tokens: list[str]
+    ids: dict[str, int] = field(repr=False)  # spelling → id; shared, so never changed
     token_types: npt.NDArray[np.int32]  # [vocab_size]
     scores: npt.NDArray[np.float32] | None  # [vocab_size], SentencePiece models only
     merges: list[str]
@@ -90,6 +94,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     tokens = _strings(metadata, "tokens")
     if not tokens:
         raise TokenizerError("tokenizer.ggml.tokens: missing or empty; the vocabulary is required")
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     token_types = _token_types(metadata, tokens)
     scores = _numbers(metadata, "scores", len(tokens), "f", np.dtype(np.float32))
     if scores is None and model in ("llama", "t5"):
@@ -108,6 +113,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     return Vocabulary(
         model=model,
         tokens=tokens,
+        ids=ids,
         token_types=token_types,
         scores=scores,
         merges=merges,
@@ -122,7 +128,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_eos=eos is not None and _flag(metadata, "add_eos_token", model == "t5"),
         add_separator=_flag(metadata, "add_sep_token", model == "bert"),
         add_space_prefix=_flag(metadata, "add_space_prefix", model in ("llama", "t5")),
-        stop_token_ids=_stop_ids(metadata, tokens, token_types, eos),
+        stop_token_ids=_stop_ids(metadata, ids, token_types, eos),
         strips_right="phi3" in str(metadata.get("general.name", "")).lower().replace("-", ""),
         options=metadata,
     )
@@ -239,26 +245,24 @@ def _boundary_ids(
 
 def _stop_ids(
     metadata: Mapping[str, Any],
-    tokens: list[str],
+    ids: dict[str, int],
     token_types: npt.NDArray[np.int32],
     eos: int | None,
 ) -> frozenset[int]:
     """Ids at which an answer ends: the eos, eot and eom keys, and tokens known by their text."""
     by_text: dict[str, int] = {}
     for text in _STOP_TEXTS | _STOP_TEXTS_IF_CONTROL:
-        # A linear search in C for two dozen texts is faster than a dictionary of all tokens.
-        try:
-            token_id = tokens.index(text)
-        except ValueError:
-            continue
-        if text in _STOP_TEXTS or token_types[token_id] == TokenType.CONTROL:
+        token_id = ids.get(text)
+        if token_id is not None and (
+            text in _STOP_TEXTS or token_types[token_id] == TokenType.CONTROL
+        ):
             by_text[text] = token_id
     # In the harmony format <|end|> closes a message, not the answer.
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|flush|>", "<|calls|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)
     stops = set(by_text.values())
     for name in ("eot_token_id", "eom_token_id"):
-        token_id_by_key = _token_id(metadata, name, len(tokens))
+        token_id_by_key = _token_id(metadata, name, len(token_types))
         if token_id_by_key is not None:
             stops.add(token_id_by_key)
     if eos is not None:
