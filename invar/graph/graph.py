@@ -168,9 +168,7 @@ class SoftCap:
     cap: float
 
 
-Op = (
-    Embed | Scale | RMSNorm | Linear | ApplyRope | Attention | Gated | Add | TakeRows | SoftCap
-)
+Op = Embed | Scale | RMSNorm | Linear | ApplyRope | Attention | Gated | Add | TakeRows | SoftCap
 
 
 @dataclass(frozen=True)
@@ -180,6 +178,11 @@ class Graph:
     logits: Value
     vocab_size: int
     max_positions: int  # the context length the weights were trained or scaled for
+
+    def weight_names(self) -> set[str]:
+        """Every weight and bias that an operation reads."""
+        named = (getattr(op, part, None) for op in self.ops for part in ("weight", "bias"))
+        return {name for name in named if name is not None}
 
 
 class GraphError(ValueError):
@@ -195,7 +198,7 @@ class GraphBuilder:
     groups: dict[str, CacheGroup] = field(default_factory=dict)
 
     def embed(self, weight: str) -> Value:
-        rows, width = self._shape(weight, 2)
+        _, width = self._shape(weight, 2)
         return self._append(lambda out: Embed(out, weight), width)
 
     def scale(self, x: Value, factor: float) -> Value:
@@ -206,13 +209,18 @@ class GraphBuilder:
         return self._append(lambda out: RMSNorm(out, x, weight, eps, heads), x.width)
 
     def linear(self, x: Value, weight: str, bias: str | None = None) -> Value:
-        rows, columns = self._shape(weight, 2)
+        rows, _ = self._shape(weight, 2)
         self._expect(weight, (rows, x.width))
         if bias is not None:
             self._expect(bias, (rows,))
         return self._append(lambda out: Linear(out, x, weight, bias), rows)
 
     def rope(self, x: Value, heads: int, rope: Rope) -> Value:
+        rotated = 2 * len(rope.inv_freq)
+        if x.width % heads or x.width // heads < rotated:
+            raise GraphError(
+                f"rope: {heads} heads in a row of {x.width} cannot rotate {rotated} dimensions each"
+            )
         return self._append(lambda out: ApplyRope(out, x, heads, rope), x.width)
 
     def attention(
@@ -243,9 +251,11 @@ class GraphBuilder:
         )
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
+        self._same_width("gated", gate, up)
         return self._append(lambda out: Gated(out, gate, up, activation), gate.width)
 
     def add(self, a: Value, b: Value) -> Value:
+        self._same_width("add", a, b)
         return self._append(lambda out: Add(out, a, b), a.width)
 
     def take_rows(self, x: Value) -> Value:
@@ -261,6 +271,10 @@ class GraphBuilder:
         return Graph(
             tuple(self.ops), tuple(self.groups.values()), logits, logits.width, max_positions
         )
+
+    def _same_width(self, operation: str, a: Value, b: Value) -> None:
+        if a.width != b.width:
+            raise GraphError(f"{operation}: {a.name} and {b.name} are {a.width} and {b.width} wide")
 
     def _append(self, make: Any, width: int) -> Value:
         out = Value(f"v{len(self.ops)}", width)

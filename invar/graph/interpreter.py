@@ -1,0 +1,326 @@
+"""The reference meaning of a graph, in numpy. Two modes, two purposes.
+
+*exact* computes in double precision on dequantised weights. It is the meaning of the model file and
+is held against logits of `transformers`.
+
+*contract* rounds where the CPU backend rounds (codes of activations, bf16 in attention, fp32
+between operations; see `contract.py`). A backend is held to it within fp32 noise, so that an error
+of 1 % cannot hide behind the noise of int8 activations.
+
+    interpreter = Interpreter(graph, source)
+    state = interpreter.new_sequence()
+    logits = interpreter.step(state, prompt_ids)[-1]
+    logits = interpreter.step(state, [int(logits.argmax())])[-1]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from invar.graph import contract
+from invar.graph.graph import (
+    Activation,
+    Add,
+    ApplyRope,
+    Attention,
+    CacheGroup,
+    Embed,
+    Gated,
+    Graph,
+    GraphError,
+    Linear,
+    Op,
+    RMSNorm,
+    Rope,
+    RopeStyle,
+    Scale,
+    SoftCap,
+    TakeRows,
+    WeightSource,
+)
+from invar.weights.formats import QuantType, dequantize
+
+Doubles = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]  # between operations: fp64 in exact mode, fp32 in contract
+Mode = Literal["exact", "contract"]
+
+# Rows of a weight are multiplied this many values at a time and only smaller weights are kept
+# dequantised: a vocabulary of 262,144 rows in double precision would take 1.3 GB.
+SLICE_VALUES = 1 << 24
+
+
+@dataclass
+class SequenceState:
+    """KV of one sequence, unpaged: (group, layer) → arrays `[positions, kv_heads, head_dim]`."""
+
+    length: int = 0  # positions computed so far
+    keys: dict[tuple[str, int], Array] = field(default_factory=dict)
+    values: dict[tuple[str, int], Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SequenceInput:
+    """The next tokens of a sequence; they stand at positions `state.length` and after."""
+
+    state: SequenceState
+    token_ids: Sequence[int]
+
+
+# ---------------------------------------------------------------- operations
+
+
+def rms_norm(x: Doubles, weight: Doubles, eps: float, heads: int) -> Doubles:
+    """x `[tokens, heads * width]`, weight `[width]`."""
+    parts = x.reshape(len(x), heads, -1)
+    mean_square: Doubles = np.mean(parts * parts, axis=-1, keepdims=True)
+    return (parts / np.sqrt(mean_square + eps) * weight).reshape(x.shape)
+
+
+def apply_rope(x: Doubles, positions: npt.NDArray[np.int64], heads: int, rope: Rope) -> Doubles:
+    """x `[tokens, heads * head_dim]`; the first `2 * pairs` dimensions of each head rotate."""
+    pairs = len(rope.inv_freq)
+    cos, sin = rope_table(positions, rope)
+    result = x.reshape(len(x), heads, -1).copy()
+    rotated = result[..., : 2 * pairs]
+    if rope.style is RopeStyle.INTERLEAVED:
+        first, second = rotated[..., 0::2].copy(), rotated[..., 1::2].copy()
+        rotated[..., 0::2], rotated[..., 1::2] = rotate(first, second, cos, sin)
+    else:
+        first, second = rotated[..., :pairs].copy(), rotated[..., pairs:].copy()
+        rotated[..., :pairs], rotated[..., pairs:] = rotate(first, second, cos, sin)
+    return result.reshape(x.shape)
+
+
+def rope_table(positions: npt.NDArray[np.int64], rope: Rope) -> tuple[Doubles, Doubles]:
+    """cos and sin, each `[tokens, 1, pairs]`, times the magnitude."""
+    angles = positions[:, None, None] * np.array(rope.inv_freq, np.float64)
+    return np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude
+
+
+def rotate(first: Doubles, second: Doubles, cos: Doubles, sin: Doubles) -> tuple[Doubles, Doubles]:
+    return first * cos - second * sin, second * cos + first * sin
+
+
+def visible_keys(
+    positions: npt.NDArray[np.int64], keys: int, window: int | None
+) -> npt.NDArray[np.bool_]:
+    """`[tokens, keys]`: a token sees itself and what is before it, at most `window` in all."""
+    distance = positions[:, None] - np.arange(keys)
+    return (distance >= 0) & (distance < (window or np.inf))
+
+
+def attend(scores: Doubles, visible: npt.NDArray[np.bool_], v: Doubles) -> Doubles:
+    """softmax(scores) @ v for one head: scores `[tokens, keys]`, v `[keys, head_dim]`."""
+    scores = np.where(visible, scores, -np.inf)
+    weights: Doubles = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total: Doubles = weights.sum(axis=-1, keepdims=True)
+    return weights / total @ v
+
+
+def activate(x: Doubles, activation: Activation) -> Doubles:
+    match activation:
+        case Activation.SILU:
+            exponential: Doubles = np.exp(-x)
+            return x / (1 + exponential)
+        case Activation.GELU_TANH:
+            tanh: Doubles = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+            return 0.5 * x * (1 + tanh)
+    assert_never(activation)
+
+
+def soft_cap(x: Doubles, cap: float) -> Doubles:
+    tanh: Doubles = np.tanh(x / cap)
+    return cap * tanh
+
+
+# ---------------------------------------------------------------- interpreter
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The rows of one run: which sequence, which ids, which positions, which rows want logits."""
+
+    inputs: Sequence[SequenceInput]
+    token_ids: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    logit_rows: npt.NDArray[np.int64]
+
+
+class Interpreter:
+    """Runs a graph over any number of sequences; weights are dequantised when they are used."""
+
+    def __init__(self, graph: Graph, source: WeightSource, mode: Mode = "exact") -> None:
+        self.graph = graph
+        self.source = source
+        self.mode: Mode = mode
+        # Operations compute in double precision; this is what their results are rounded to.
+        self.dtype = np.float64 if mode == "exact" else np.float32
+        self._groups: dict[str, CacheGroup] = {group.name: group for group in graph.groups}
+        self._weights: dict[str, npt.NDArray[np.float32]] = {}
+
+    def new_sequence(self) -> SequenceState:
+        return SequenceState()
+
+    def step(self, state: SequenceState, token_ids: Sequence[int]) -> Array:
+        """Appends tokens to a sequence. Returns the logits of each, `[tokens, vocab]`."""
+        return self.run([SequenceInput(state, token_ids)])
+
+    def run(
+        self,
+        inputs: Sequence[SequenceInput],
+        logit_rows: Literal["all"] | Sequence[int] = "all",
+    ) -> Array:
+        """One step over the tokens of all inputs, one after another as rows.
+
+        Returns the logits of the rows asked for, `[rows, vocab]`.
+        """
+        for entry in inputs:
+            self._check_ids(entry.token_ids)
+        step = _Step(
+            inputs,
+            np.concatenate([np.asarray(entry.token_ids, np.int64) for entry in inputs]),
+            np.concatenate([_positions(entry) for entry in inputs]),
+            np.arange(sum(len(entry.token_ids) for entry in inputs))
+            if logit_rows == "all"
+            else np.asarray(logit_rows, np.int64),
+        )
+        values: dict[str, Array] = {}
+        for op in self.graph.ops:
+            values[op.out.name] = self._apply(op, values, step).astype(self.dtype)
+        for entry in inputs:
+            entry.state.length += len(entry.token_ids)
+        return values[self.graph.logits.name]
+
+    def _apply(self, op: Op, values: dict[str, Array], step: _Step) -> Array:
+        match op:
+            case Embed():
+                return self._rows(op.weight, step.token_ids)
+            case Scale():
+                return _double(values[op.x.name]) * float(self.dtype(op.factor))
+            case RMSNorm():
+                weight = self._vector(op.weight)
+                return rms_norm(_double(values[op.x.name]), weight, op.eps, op.heads)
+            case Linear():
+                return self._linear(op, values[op.x.name])
+            case ApplyRope():
+                return apply_rope(_double(values[op.x.name]), step.positions, op.heads, op.rope)
+            case Attention():
+                return self._attention(op, values, step)
+            case Gated():
+                gate = activate(_double(values[op.gate.name]), op.activation)
+                return gate * _double(values[op.up.name])
+            case Add():
+                return _double(values[op.a.name]) + _double(values[op.b.name])
+            case TakeRows():
+                return values[op.x.name][step.logit_rows]
+            case SoftCap():
+                return soft_cap(_double(values[op.x.name]), op.cap)
+        assert_never(op)
+
+    def _linear(self, op: Linear, x: Array) -> Array:
+        if self.mode == "contract":
+            x = contract.round_activation(x, self._type(op.weight))
+        parts = [_double(x) @ _double(rows).T for rows in self._slices(op.weight)]
+        product = np.concatenate(parts, axis=1)
+        if op.bias is None:
+            return product
+        return _double(product.astype(self.dtype)) + self._vector(op.bias)
+
+    def _attention(self, op: Attention, values: dict[str, Array], step: _Step) -> Array:
+        """Each sequence over its own KV; rows of different sequences never meet."""
+        head_dim = self._groups[op.group].head_dim
+        q, k, v = (values[value.name] for value in (op.q, op.k, op.v))
+        parts, start = [], 0
+        for entry in step.inputs:
+            rows = slice(start, start + len(entry.token_ids))
+            start = rows.stop
+            keys, cached = self._append(op, entry.state, k[rows], v[rows])
+            heads = q[rows].reshape(len(q[rows]), op.heads, head_dim)
+            parts.append(self._attend(op, heads, keys, cached, _positions(entry)))
+        return np.concatenate(parts)
+
+    def _append(
+        self, op: Attention, state: SequenceState, k: Array, v: Array
+    ) -> tuple[Array, Array]:
+        """Adds rows to the sequence's cache; returns all K and V, `[keys, kv_heads, head_dim]`."""
+        place = (op.group, op.layer)
+        group = self._groups[op.group]
+        for cache, rows in ((state.keys, k), (state.values, v)):
+            rows = contract.round_to_bf16(rows) if self.mode == "contract" else rows
+            rows = rows.reshape(len(rows), group.kv_heads, group.head_dim)
+            cache[place] = np.concatenate([cache[place], rows]) if place in cache else rows
+        return state.keys[place], state.values[place]
+
+    def _attend(
+        self, op: Attention, q: Array, k: Array, v: Array, positions: npt.NDArray[np.int64]
+    ) -> Array:
+        """q `[tokens, heads, head_dim]` → `[tokens, heads * head_dim]`."""
+        group = self._groups[op.group]
+        visible = visible_keys(positions, len(k), group.window)
+        heads = []
+        for head in range(op.heads):
+            shared = head // (op.heads // group.kv_heads)
+            heads.append(self._attend_head(op, q[:, head], k[:, shared], v[:, shared], visible))
+        return np.concatenate(heads, axis=1)
+
+    def _attend_head(
+        self, op: Attention, q: Array, k: Array, v: Array, visible: npt.NDArray[np.bool_]
+    ) -> Array:
+        if self.mode == "exact":
+            scores = _double(q) @ _double(k).T * op.scale
+            if op.soft_cap is not None:
+                scores = soft_cap(scores, op.soft_cap)
+            return attend(scores, visible, _double(v))
+        q = contract.scaled_query(q, op.scale, op.soft_cap)
+        scores = _double(q) @ _double(k).T
+        if op.soft_cap is not None:
+            scores = soft_cap(scores, op.soft_cap) * float(contract.LOG2_E)
+        return contract.tiled_attention(scores, visible, v)
+
+    # ------------------------------------------------------------ weights
+
+    def _type(self, weight: str) -> QuantType:
+        return QuantType(self.source.tensors[weight].type)
+
+    def _vector(self, weight: str) -> Doubles:
+        return _double(self.source.dequantize(weight))
+
+    def _rows(self, weight: str, ids: npt.NDArray[np.int64]) -> Array:
+        """Rows of a matrix by id, without dequantising the others."""
+        columns = self.source.tensors[weight].shape[1]
+        raw = np.ascontiguousarray(self.source.raw(weight)[ids])
+        return dequantize(raw, self._type(weight), (len(ids), columns))
+
+    def _slices(self, weight: str) -> Iterator[npt.NDArray[np.float32]]:
+        """A matrix in runs of rows, kept between calls if it is small."""
+        rows, columns = self.source.tensors[weight].shape
+        if rows * columns <= SLICE_VALUES:
+            if weight not in self._weights:
+                self._weights[weight] = self.source.dequantize(weight)
+            yield self._weights[weight]
+            return
+        count = max(1, SLICE_VALUES // columns)
+        for start in range(0, rows, count):
+            raw = self.source.raw(weight)[start : start + count]
+            yield dequantize(raw, self._type(weight), (len(raw), columns))
+
+    def _check_ids(self, token_ids: Sequence[int]) -> None:
+        if not len(token_ids):
+            raise GraphError("a sequence was given no tokens; leave it out of the step")
+        for token in (min(token_ids), max(token_ids)):
+            if not 0 <= token < self.graph.vocab_size:
+                raise GraphError(f"token id {token} is not in [0, {self.graph.vocab_size})")
+
+
+def _double(x: Array) -> npt.NDArray[np.float64]:
+    return x.astype(np.float64, copy=False)
+
+
+def _positions(entry: SequenceInput) -> npt.NDArray[np.int64]:
+    return np.arange(entry.state.length, entry.state.length + len(entry.token_ids), dtype=np.int64)

@@ -1,0 +1,98 @@
+"""Llama (arXiv 2302.13971, 2407.21783), and with it SmolLM, Mistral and TinyLlama.
+
+GGUF stores the rows of q and k so that the rotated pairs are neighbours; see `permute` in
+https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/convert_hf_to_gguf.py
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from invar.graph.graph import Activation, CacheGroup, Graph, GraphBuilder, Rope, RopeStyle, Value
+from invar.models.blocks import (
+    EMBEDDING,
+    feed_forward,
+    head_counts,
+    head_size,
+    linear,
+    output_logits,
+)
+from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.rope import rope_from_gguf
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    attention_scale: float
+    context_length: int
+    rope: Rope
+    window: int | None  # Mistral 7B v0.1: tokens a query sees
+
+    @classmethod
+    def from_gguf(cls, source: ModelSource) -> LlamaConfig:
+        keys = ArchitectureKeys(source.metadata, "llama")
+        if keys.optional_integer("expert_count"):
+            raise ConfigError("llama.expert_count: mixtures of experts are not supported yet")
+        layers = keys.integer("block_count")
+        heads, kv_heads = head_counts(keys, layers)
+        head_dim = head_size(keys, keys.integer("embedding_length"), heads)
+        rotated = keys.optional_integer("rope.dimension_count") or head_dim
+        return cls(
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
+            attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(head_dim),
+            context_length=keys.integer("context_length"),
+            rope=rope_from_gguf(source, keys, rotated, RopeStyle.INTERLEAVED),
+            window=keys.optional_integer("attention.sliding_window") or None,
+        )
+
+    @property
+    def group(self) -> str:
+        return "full" if self.window is None else "window"
+
+
+def attention(g: GraphBuilder, x: Value, config: LlamaConfig, layer: int) -> Value:
+    block = f"blk.{layer}"
+    q = g.rope(linear(g, x, f"{block}.attn_q"), config.heads, config.rope)
+    k = g.rope(linear(g, x, f"{block}.attn_k"), config.kv_heads, config.rope)
+    v = linear(g, x, f"{block}.attn_v")
+    mixed = g.attention(
+        q,
+        k,
+        v,
+        group=config.group,
+        layer=layer,
+        heads=config.heads,
+        scale=config.attention_scale,
+    )
+    return linear(g, mixed, f"{block}.attn_output")
+
+
+def decoder_layer(g: GraphBuilder, x: Value, config: LlamaConfig, layer: int) -> Value:
+    block = f"blk.{layer}"
+    normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
+    x = g.add(x, attention(g, normed, config, layer))
+    normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
+    return g.add(x, feed_forward(g, normed, block, Activation.SILU))
+
+
+def build(source: ModelSource) -> Graph:
+    config = LlamaConfig.from_gguf(source)
+    g = GraphBuilder(source)
+    g.cache_group(
+        CacheGroup(config.group, config.layers, config.kv_heads, config.head_dim, config.window)
+    )
+    x = g.embed(EMBEDDING)
+    for layer in range(config.layers):
+        x = decoder_layer(g, x, config, layer)
+    x = g.rms_norm(g.take_rows(x), "output_norm.weight", config.norm_eps)
+    return g.finish(output_logits(g, x), config.context_length)

@@ -1,0 +1,103 @@
+"""Reading a model's configuration from GGUF metadata: typed, with errors that name the key."""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from invar.graph.graph import WeightSource
+
+
+class ModelSource(WeightSource, Protocol):
+    """Weights with the metadata that says how to put them together; `GGUFFile` is one."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+class ConfigError(ValueError):
+    """A model whose configuration is incomplete, contradictory or asks for what is not built."""
+
+
+class ArchitectureKeys:
+    """The keys `<architecture>.*`; names are given without that prefix, `None` means absent."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self.metadata = metadata
+        self.architecture = architecture
+
+    def integer(self, name: str) -> int:
+        value = self.optional_integer(name)
+        if value is None:
+            raise self._missing(name, "an integer")
+        return value
+
+    def real(self, name: str) -> float:
+        value = self.optional_real(name)
+        if value is None:
+            raise self._missing(name, "a number")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        value = self.metadata.get(self.full(name))
+        if value is None or _is_integer(value):
+            return None if value is None else int(value)
+        raise self._mismatch(name, "an integer", value)
+
+    def optional_real(self, name: str) -> float | None:
+        value = self.metadata.get(self.full(name))
+        if value is None:
+            return None
+        if isinstance(value, numbers.Real | np.number) and not isinstance(value, bool):
+            return float(value)
+        raise self._mismatch(name, "a number", value)
+
+    def optional_text(self, name: str) -> str | None:
+        value = self.metadata.get(self.full(name))
+        if value is None or isinstance(value, str):
+            return value
+        raise self._mismatch(name, "a string", value)
+
+    def same_for_all_layers(self, name: str, layers: int) -> int | None:
+        """A number, or an array with one number a layer that are all the same."""
+        value = self.metadata.get(self.full(name))
+        if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+            return self.optional_integer(name)
+        entries = list(value)
+        if len(entries) != layers or not all(_is_integer(entry) for entry in entries):
+            raise self._mismatch(name, f"an integer or {layers} integers, one a layer", value)
+        if len(set(entries)) != 1:
+            raise ConfigError(
+                f"{self.full(name)} differs between layers ({_brief(entries)}); "
+                f"{self.architecture} models of that kind are not supported yet"
+            )
+        return int(entries[0])
+
+    def full(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+    def _missing(self, name: str, expected: str) -> ConfigError:
+        near = difflib.get_close_matches(self.full(name), list(self.metadata), n=1, cutoff=0.8)
+        hint = f" (nearest key present: {near[0]})" if near else ""
+        return ConfigError(
+            f"the model's metadata has no {self.full(name)}, expected {expected}{hint}; "
+            "convert the model again with a current converter"
+        )
+
+    def _mismatch(self, name: str, expected: str, value: Any) -> ConfigError:
+        return ConfigError(
+            f"{self.full(name)} must be {expected}, found {type(value).__name__} {_brief(value)}"
+        )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
