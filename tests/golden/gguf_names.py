@@ -1,0 +1,108 @@
+"""From a `transformers` model to the tensors and metadata of its GGUF file.
+
+Names, permutation and keys as in
+https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/convert_hf_to_gguf.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+TOP_LEVEL = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+IN_BLOCK = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+NORMS_IN_BLOCK = {
+    "llama": {"post_attention_layernorm": "ffn_norm"},
+    "gemma3": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    },
+}
+
+
+def gguf_name(name: str, architecture: str) -> str:
+    """`model.layers.0.self_attn.q_proj.weight` → `blk.0.attn_q.weight`."""
+    module, _, kind = name.rpartition(".")
+    if module in TOP_LEVEL:
+        return f"{TOP_LEVEL[module]}.{kind}"
+    _, _, layer, part = module.split(".", 3)
+    return f"blk.{layer}.{(IN_BLOCK | NORMS_IN_BLOCK[architecture])[part]}.{kind}"
+
+
+def permute(rows: Floats, heads: int) -> Floats:
+    """Rows of q or k so that dimensions i and i + dim / 2 of a head become neighbours."""
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
+
+
+def gguf_tensors(model: Any, architecture: str) -> dict[str, Floats]:
+    """Every parameter as GGUF stores it: q and k of llama permuted, norms of gemma3 plus one."""
+    config, tensors = model.config, {}
+    for name, parameter in model.named_parameters():
+        value = parameter.detach().numpy()
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            value = value + 1
+        rounded = value.astype(np.float32)
+        assert (rounded == value).all(), f"{name} is not a float32 value"
+        if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            is_q = ".q_proj." in name
+            rounded = permute(
+                rounded, config.num_attention_heads if is_q else config.num_key_value_heads
+            )
+        tensors[gguf_name(name, architecture)] = rounded
+    return tensors
+
+
+def gguf_metadata(config: Any, architecture: str) -> dict[str, Any]:
+    values = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+    }
+    window = getattr(config, "sliding_window", None)
+    if window is not None:
+        values["attention.sliding_window"] = window
+    rope = config.rope_parameters
+    if architecture == "gemma3":
+        rope = rope["full_attention"]
+        values |= _gemma3_metadata(config)
+    values["rope.freq_base"] = float(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    return {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+def _gemma3_metadata(config: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    pattern = config.layer_types.index("full_attention") + 1
+    if pattern != 6:
+        values["attention.sliding_window_pattern"] = pattern
+    if config.final_logit_softcapping is not None:
+        values["final_logit_softcapping"] = config.final_logit_softcapping
+    return values

@@ -1,0 +1,39 @@
+"""The tiny models beside this file and what `transformers` makes of them (written by `make.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+HERE = Path(__file__).parent
+
+TINY_MODELS = (
+    "llama_plain",  # a KV head for every query head, own output matrix, padded vocabulary
+    "llama_gqa",  # two query heads share a KV head, output tied to the embedding
+    "llama3_rope",  # Llama 3 scaling of rope by a factor tensor; biases; head_dim > hidden / heads
+    "mistral_window",  # every layer sees 7 tokens
+    "gemma3_pattern6",  # layers 0–4 and 6 see 12 tokens, layer 5 all
+    "gemma3_scaled",  # every second layer sees all, linear rope there, soft-capped logits
+)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A prompt and the logits of some of its rows, in double precision."""
+
+    token_ids: list[int]
+    rows: list[int]
+    logits: npt.NDArray[np.float64]  # [rows, vocab]
+
+
+def model_path(name: str) -> Path:
+    return HERE / f"{name}.gguf"
+
+
+def load_golden(name: str) -> Golden:
+    with np.load(HERE / f"{name}.npz") as arrays:
+        token_ids, rows = arrays["token_ids"].tolist(), arrays["rows"].tolist()
+        return Golden(token_ids, rows, arrays["logits"])
