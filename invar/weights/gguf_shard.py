@@ -89,11 +89,18 @@ class Shard:
     version: int
     entries: dict[str, Entry]
     tensors: dict[str, Location]
+    closed: bool = False
 
     def value(self, key: str) -> Any:
+        self.require_open(f"key {key}")
         return decode_value(self.buffer, self.entries[key], self.path.name, key)
 
+    def require_open(self, what: str) -> None:
+        if self.closed:
+            raise GGUFError(f"{self.path.name}: {what}: the file is closed; open it again")
+
     def close(self) -> None:
+        self.closed = True
         # With BufferError, arrays still look into the mapping; it goes when the last of them does.
         with contextlib.suppress(BufferError):
             self.buffer.close()

@@ -26,6 +26,9 @@ MAX_WALKED_ELEMENTS = 1 << 22
 """Strings and inner arrays in one file: they are walked one by one, 4 million in under a second.
 The largest vocabularies known have some 800,000 (tokens and merges together)."""
 
+LONGEST_MESSAGE = 700
+"""Characters; a hostile file may name a key with 65,535 bytes. The list of types takes 250."""
+
 
 class GGUFError(ValueError):
     """Anything wrong with a GGUF file. The message starts with the name of the file."""
@@ -112,6 +115,8 @@ class Cursor:
         self.walks_left = MAX_WALKED_ELEMENTS
 
     def error(self, text: str) -> GGUFError:
+        if len(text) > LONGEST_MESSAGE:
+            text = f"{text[: LONGEST_MESSAGE // 2]} … {text[-LONGEST_MESSAGE // 2 :]}"
         return GGUFError(f"{self.file_name}: {text}")
 
     def cut(self, what: str) -> GGUFError:

@@ -16,7 +16,7 @@ from invar.weights.model_cache import CacheSlot, ModelSourceError, Progress, sha
 
 PREFERRED_QUANTIZATION = "Q4_K_M"
 """What llama.cpp's `-hf` takes when no file is named, so the same name brings the same file.
-https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/common/arg.cpp"""
+https://github.com/ggml-org/llama.cpp/blob/145b6280d6aa1890e22457143dad0badb3fd6820/common/arg.cpp"""
 
 REPOSITORY = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
 HUB_NAME = re.compile(

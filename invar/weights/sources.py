@@ -85,8 +85,8 @@ def fetch(remote: Remote, slot: CacheSlot, progress: Progress, verify: bool) -> 
             return pull_hub(remote, slot, progress)
     except OSError as error:
         raise ModelSourceError(
-            f"{slot.source}: the cache {cache_root()} cannot be used: {error}; set INVAR_CACHE to a "
-            "directory that can be written"
+            f"{slot.source}: the cache {cache_root()} cannot be used: {error}; set INVAR_CACHE to "
+            "a directory that can be written"
         ) from error
 
 
