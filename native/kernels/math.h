@@ -1,0 +1,82 @@
+// The one implementation of each elementary function of the kernels: softmax, silu, gelu, soft cap
+// and sampling all come through here, so an instruction set has no libm of its own.
+#pragma once
+
+#include "kernels/simd.h"
+
+namespace invar::INVAR_ISA {
+
+constexpr float kInfinity = __builtin_inff();
+
+// 2^f - 1 = f * (c1 + c2 f + ... + c6 f^5) on [-1/2, 1/2]. Coefficients: Lawson's iteration for the
+// smallest relative error of 1 + f q(f) (2.0e-9 in exact arithmetic), rounded to fp32 (1.6e-8). Six
+// terms because five leave 7.5e-8, more than the rounding of the evaluation itself.
+// 2^f by this polynomial in fp32 is within 1.32 * 2^-24 relative (all f in steps of 2^-21).
+INVAR_INLINE VF exp2_quotient(VF f) {
+  VF q = set1(0x1.41fbbcp-13f);
+  q = fma(q, f, set1(0x1.5f3e54p-10f));
+  q = fma(q, f, set1(0x1.3b2d4cp-7f));
+  q = fma(q, f, set1(0x1.c6aee8p-5f));
+  q = fma(q, f, set1(0x1.ebfbdcp-3f));
+  return fma(q, f, set1(0x1.62e430p-1f));
+}
+
+// x + 1.5 * 2^23 rounds x to the nearest even integer n, |n| < 2^22, and holds n in its low bits.
+constexpr float kRoundMagic = 0x1.8p23f;
+constexpr int32_t kRoundMagicBits = 0x4b400000;
+
+// x = n + f with n an integer, |f| <= 1/2; `power` = 2^n for -126 <= n <= 127, infinity for 128.
+struct Exponent {
+  VF f, power;
+};
+INVAR_INLINE VF power_of(VF shifted) {
+  return as_float(shift_left<23>(as_int(shifted) + set1_i(127 - kRoundMagicBits)));
+}
+INVAR_INLINE Exponent split2(VF x) {
+  VF shifted = x + set1(kRoundMagic);
+  return {x - (shifted - set1(kRoundMagic)), power_of(shifted)};
+}
+// The same for x log2(e): the constant in two parts, so that f keeps its precision for large x.
+INVAR_INLINE Exponent split_e(VF x) {
+  VF shifted = fma(x, set1(0x1.715476p+0f), set1(kRoundMagic));
+  VF n = shifted - set1(kRoundMagic);
+  VF f = fma(x, set1(0x1.715476p+0f), neg(n));
+  return {fma(x, set1(0x1.4ae0cp-26f), f), power_of(shifted)};
+}
+
+// 2^x for x <= 0 (softmax, sampling): exp2(0) is exactly 1, below 2^-126 exactly 0, NaN stays NaN.
+// Within 1.32 * 2^-24 relative.
+INVAR_INLINE VF exp2_nonpositive(VF x) {
+  Exponent e = split2(x);
+  VF y = fma(exp2_quotient(e.f), e.f, set1(1.0f)) * e.power;
+  return select(less(x, set1(-126.0f)), zero(), y);
+}
+
+// 2^x for every x; from 127.5 on it is infinity (2^n overflows one step early).
+INVAR_INLINE VF exp2(VF x) { return exp2_nonpositive(min(set1(128.0f), x)); }
+
+// e^x for x <= 0, within 1.5 * 2^-24 relative; 0 below 2^-126 = e^-87.33654.
+INVAR_INLINE VF exp_nonpositive(VF x) {
+  Exponent e = split_e(x);
+  VF y = fma(exp2_quotient(e.f), e.f, set1(1.0f)) * e.power;
+  return select(less(x, set1(-87.33654f)), zero(), y);
+}
+
+// e^x for every x; infinity from 88.38 (= 127.5 / log2(e)) on.
+INVAR_INLINE VF exp(VF x) { return exp_nonpositive(min(set1(89.0f), x)); }
+
+// x / (1 + e^-y), the common form of silu (y = x) and gelu (y = 2 u). Nothing cancels, and for
+// large -y the quotient goes to zero through x / infinity.
+INVAR_INLINE VF gate_by(VF x, VF y) { return x / (set1(1.0f) + exp(neg(y))); }
+
+// tanh x = t / (t + 2) with t = e^(2|x|) - 1 = 2^n (2^f - 1) + (2^n - 1): relatively exact near
+// zero too, where 1 - 2 / (e^2x + 1) cancels. Past |x| = 10 the quotient is 1 in fp32.
+INVAR_INLINE VF tanh(VF x) {
+  VF twice = min(set1(20.0f), abs(x) + abs(x));
+  Exponent e = split_e(twice);
+  VF t = fma(e.power, exp2_quotient(e.f) * e.f, e.power - set1(1.0f));
+  VF y = t / (t + set1(2.0f));
+  return as_float(as_int(y) | (as_int(x) & set1_i(INT32_MIN)));
+}
+
+}  // namespace invar::INVAR_ISA

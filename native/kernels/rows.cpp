@@ -1,0 +1,104 @@
+#include "kernels/rows.h"
+
+namespace invar::INVAR_ISA {
+
+float sum_of_squares(const float* x, int64_t n) {
+  constexpr int kChains = kSquareAccumulators;
+  Lanes16 acc[kChains];
+  for (Lanes16& a : acc) a = set1_16(0.0f);
+  int64_t i = 0;
+  for (; i + 16 * kChains <= n; i += 16 * kChains)
+    for (int c = 0; c < kChains; c++) {
+      Lanes16 v = load16(x + i + 16 * c);
+      acc[c] = fma(v, v, acc[c]);
+    }
+  for (int c = 0; i < n; i += 16, c++) {
+    Lanes16 v = load16_n(x + i, n - i < 16 ? int(n - i) : 16, 0.0f);
+    acc[c] = fma(v, v, acc[c]);
+  }
+  return sum16(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
+}
+
+static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  const float mean = sum_of_squares(x, n) / float(n);
+  const VF inverse = set1(1.0f / __builtin_sqrtf(mean + eps));
+  map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+    return load(x + i) * inverse * load(weight + i);
+  });
+}
+
+static void add_rows(const float* a, const float* b, int64_t n, float* out) {
+  map_row(n, out,
+          [&](auto load, int64_t i) INVAR_LAMBDA_INLINE { return load(a + i) + load(b + i); });
+}
+
+static void scale_row(const float* x, float factor, int64_t n, float* out) {
+  const VF f = set1(factor);
+  map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE { return load(x + i) * f; });
+}
+
+// 2 u of gelu's tanh form: gelu(x) = x (1 + tanh u) / 2 = x / (1 + e^-2u) with
+// u = sqrt(2 / pi) (x + 0.044715 x^3), arXiv 1606.08415 section 2.
+INVAR_INLINE VF gelu_argument(VF x) {
+  constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+  VF inner = fma(x * x, set1(kTwiceRoot * 0.044715f), set1(kTwiceRoot));
+  return x * inner;
+}
+
+static void gated(Activation activation, const float* gate, const float* up, int64_t n,
+                  float* out) {
+  if (activation == Activation::silu) {
+    map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+      VF g = load(gate + i);
+      return gate_by(g, g) * load(up + i);
+    });
+  } else {
+    map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+      VF g = load(gate + i);
+      return gate_by(g, gelu_argument(g)) * load(up + i);
+    });
+  }
+}
+
+static void soft_cap(const float* x, float cap, int64_t n, float* out) {
+  const VF c = set1(cap);
+  map_row(n, out,
+          [&](auto load, int64_t i) INVAR_LAMBDA_INLINE { return c * tanh(load(x + i) / c); });
+}
+
+// The one place with libm in it: double sin and cos, correctly rounded to fp32 but for ties, and
+// shared by all instruction sets of a process.
+static void rope_table(int64_t position, const double* inv_freq, double magnitude, int64_t pairs,
+                       float* out) {
+  for (int64_t i = 0; i < pairs; i++) {
+    const double angle = double(position) * inv_freq[i];
+    out[i] = float(__builtin_cos(angle) * magnitude);
+    out[pairs + i] = float(__builtin_sin(angle) * magnitude);
+  }
+}
+
+// (a, b) -> (a cos - b sin, b cos + a sin): two products, then one addition each. Left unfused so
+// that the plain loop, which the compiler vectorises, is the definition.
+static void rope(RopeStyle style, const float* table, int64_t pairs, int64_t /*dim*/, float* head) {
+  const float* cos = table;
+  const float* sin = table + pairs;
+  if (style == RopeStyle::interleaved) {
+    for (int64_t i = 0; i < pairs; i++) {
+      const float a = head[2 * i], b = head[2 * i + 1];
+      head[2 * i] = a * cos[i] - b * sin[i];
+      head[2 * i + 1] = b * cos[i] + a * sin[i];
+    }
+  } else {
+    float* second = head + pairs;
+    for (int64_t i = 0; i < pairs; i++) {
+      const float a = head[i], b = second[i];
+      head[i] = a * cos[i] - b * sin[i];
+      second[i] = b * cos[i] + a * sin[i];
+    }
+  }
+}
+
+extern const RowKernels row_kernels = {rms_norm, add_rows, scale_row,  gated,
+                                       soft_cap, rope_table, rope};
+
+}  // namespace invar::INVAR_ISA
