@@ -34,8 +34,17 @@ class Sampling:
     presence_penalty: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()  # (id, value added to the logit)
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_sequences: tuple[tuple[int, ...], ...] = ()  # ids that must not follow each other
     logprobs: int | None = None  # None: none; n: the chosen token and the n highest
     prompt_logprobs: int | None = None
+
+    @property
+    def has_penalty(self) -> bool:
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
 
 
 @dataclass(frozen=True)

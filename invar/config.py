@@ -1,0 +1,211 @@
+"""Every option of the engine: one spelling (vLLM's), validated once.
+
+Three kinds of names exist. Fields of `EngineConfig` mean something here. Names in `INERT` belong to
+a peer and have nothing to do here: they are accepted with one line on the logger. Names in `ABSENT`
+would change answers or placement and are not built: they are refused unless they are off. Anything
+else is refused with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+logger = logging.getLogger("invar")
+
+DEFAULT_MODEL = "smollm2"
+DEFAULT_MEMORY_FRACTION = 0.9
+# KV memory when neither gpu_memory_utilization nor kv_cache_memory_bytes is given: enough for
+# dozens of chats with a small model, and a laptop stays usable. vLLM's CPU backend starts with the
+# same 4 GiB (VLLM_CPU_KVCACHE_SPACE).
+DEFAULT_KV_BYTES = 4 << 30
+
+POLICIES = ("fcfs", "priority")
+
+# name → (values that ask for nothing, why there is nothing to do)
+INERT: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "async_scheduling": ((None, False), "a step has nothing to overlap with on a CPU"),
+    "attention_backend": ((None,), "there is one attention kernel per instruction set"),
+    "attention_config": ((None,), "there is one attention kernel per instruction set"),
+    "block_size": ((None, 32), "the backend's pages hold 32 tokens"),
+    "compilation_config": ((None, 0), "there is nothing to compile"),
+    "cpu_offload_gb": ((None, 0), "everything is in the machine's memory already"),
+    "device": ((None, "auto", "cpu"), "the CPU backend is the one that exists"),
+    "disable_custom_all_reduce": ((None, False), "one device needs no all-reduce"),
+    "disable_log_stats": ((None, True, False), ""),
+    "distributed_executor_backend": ((None,), "one device needs no executor"),
+    "enable_sleep_mode": ((None, False), "there is no device memory to give back"),
+    "generation_config": ((None, "auto", "vllm"), "a GGUF file carries no generation_config"),
+    "guided_decoding_backend": ((None, "auto"), "there is one grammar engine"),
+    "hf_token": ((None,), "set HF_TOKEN in the environment instead"),
+    "limit_mm_per_prompt": ((None,), "the model reads text only"),
+    "load_format": ((None, "auto", "gguf"), "the format is told by the file"),
+    "max_seq_len_to_capture": ((None,), "there are no graphs to capture"),
+    "mm_processor_kwargs": ((None,), "the model reads text only"),
+    "optimization_level": ((None,), "there is nothing to compile"),
+    "revision": ((None,), "the file is the revision"),
+    "runner": ((None, "auto", "generate"), "this model generates"),
+    "skip_tokenizer_init": ((None, False), "the tokenizer is part of the model file"),
+    "speculative_config": ((None,), "no speculation yet; the answers are the same without it"),
+    "structured_outputs_config": ((None,), "there is one grammar engine"),
+    "task": ((None, "auto", "generate"), "this model generates"),
+    "tokenizer_mode": ((None, "auto"), "the tokenizer is told by the file"),
+    "tokenizer_revision": ((None,), "the file is the revision"),
+    "trust_remote_code": ((None, True, False), ""),
+    "use_v2_block_manager": ((None, True, False), ""),
+    "worker_extension_cls": ((None,), "there are no worker processes"),
+}
+
+# name → (values that ask for nothing, what is missing)
+ABSENT: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "data_parallel_size": ((None, 1), "more than one replica needs more than one device"),
+    "enable_expert_parallel": ((None, False), "it needs more than one device"),
+    "enable_lora": ((None, False), "adapters are not built yet"),
+    "hf_overrides": ((None,), "the model is described by its file"),
+    "kv_transfer_config": ((None,), "KV transfer is not built yet"),
+    "logits_processors": ((None,), "Python code over logits is not supported"),
+    "override_generation_config": ((None,), "pass SamplingParams instead"),
+    "pipeline_parallel_size": ((None, 1), "it needs more than one device"),
+    "pooler_config": ((None,), "pooling models are not built yet"),
+    "quantization_config": ((None,), "the number formats are those of the file"),
+}
+
+
+def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raises TypeError for the first name that is not known, with the nearest one that is."""
+    known_names = sorted(known)
+    for name in given:
+        if name in known_names:
+            continue
+        nearest = difflib.get_close_matches(name, known_names, n=1)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        raise TypeError(f"{what}: unknown name {name!r}{hint}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine is started with. Sizes are in tokens, requests or bytes as named."""
+
+    model: str = DEFAULT_MODEL  # path, or a name that weights.sources resolves
+    tokenizer: str | None = None  # another file to take the tokenizer from
+    served_model_name: str | tuple[str, ...] | None = None
+    chat_template: str | None = None  # text of a template, in place of the file's own
+    max_model_len: int | None = None  # None: the model's own, lowered to what KV memory holds
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    gpu_memory_utilization: float | None = None  # of available memory, weights and KV together
+    kv_cache_memory_bytes: int | None = None  # KV memory itself; comes before the fraction
+    num_threads: int | None = None  # None: from affinity and cgroup
+    scheduling_policy: str = "fcfs"
+    seed: int | None = None  # of the draws for requests without a seed; None: from the system
+    max_logprobs: int = 20
+    tensor_parallel_size: int = 1
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    kv_cache_dtype: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    enforce_eager: bool = False
+    swap_space: float | None = None
+
+    @classmethod
+    def from_args(cls, **options: Any) -> EngineConfig:
+        """Sorts names of any kind: fields, a peer's inert names, names that must be refused."""
+        own = {field.name for field in fields(cls)}
+        check_names(options, [*own, *INERT, *ABSENT], "engine options")
+        for name, (off, reason) in INERT.items():
+            if name in options and options[name] not in off:
+                logger.warning("%s=%r has nothing to do here: %s", name, options[name], reason)
+        for name, (off, reason) in ABSENT.items():
+            if name in options and options[name] not in off:
+                raise ValueError(f"{name}={options[name]!r} is not supported: {reason}")
+        return cls(**{name: value for name, value in options.items() if name in own})
+
+    def __post_init__(self) -> None:
+        self._check_sizes()
+        self._check_choices()
+        for line in self._notices():
+            logger.warning("%s", line)
+
+    @property
+    def memory_fraction(self) -> float:
+        """Share of the available memory for weights and KV together."""
+        return self.gpu_memory_utilization or DEFAULT_MEMORY_FRACTION
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the model answers to in the API; the first one is printed."""
+        name = self.served_model_name
+        if name is None:
+            return (self.model,)
+        return (name,) if isinstance(name, str) else tuple(name)
+
+    def _check_sizes(self) -> None:
+        if self.max_model_len == -1:  # vLLM's spelling of "as long as fits"
+            object.__setattr__(self, "max_model_len", None)
+        limits: dict[str, tuple[int, int]] = {
+            "max_model_len": (1, 2**31 - 1),
+            "max_num_seqs": (1, 4096),
+            "max_num_batched_tokens": (1, 65536),
+            "kv_cache_memory_bytes": (1, 2**50),
+            "num_threads": (1, 1024),
+            "max_logprobs": (0, 2**31 - 1),
+            "tensor_parallel_size": (1, 2**20),
+            "seed": (-(2**63), 2**64 - 1),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if value is None and type(self).__dataclass_fields__[name].default is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name}: expected an integer, got {value!r}")
+            if not low <= value <= high:
+                raise ValueError(f"{name}: {value} is outside {low} … {high}")
+        fraction = self.gpu_memory_utilization
+        if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
+            raise ValueError(
+                f"gpu_memory_utilization: expected a fraction of the available memory "
+                f"above 0 and up to 1, got {fraction!r}"
+            )
+
+    def _check_choices(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ValueError(f"model: expected a path or a name, got {self.model!r}")
+        if self.scheduling_policy not in POLICIES:
+            raise ValueError(
+                f"scheduling_policy: {self.scheduling_policy!r} is not one of {', '.join(POLICIES)}"
+            )
+        if self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"tensor_parallel_size: {self.tensor_parallel_size} devices asked for, "
+                f"found 1 (cpu)"
+            )
+
+    def _notices(self) -> list[str]:
+        """One line for each option that was given and has nothing to do."""
+        lines = []
+        if self.enable_chunked_prefill is False:
+            lines.append(
+                "enable_chunked_prefill=False: long prompts always go in chunks; "
+                "answers do not depend on it"
+            )
+        if self.enable_prefix_caching:
+            lines.append("enable_prefix_caching=True: prefixes are not kept yet")
+        if self.kv_cache_dtype not in ("auto", "bfloat16"):
+            lines.append(f"kv_cache_dtype={self.kv_cache_dtype!r}: KV stays bfloat16")
+        if self.dtype != "auto":
+            lines.append(f"dtype={self.dtype!r}: number formats are those of the model file")
+        if self.enforce_eager:
+            lines.append("enforce_eager=True: nothing is captured or compiled")
+        if self.swap_space:
+            lines.append(
+                f"swap_space={self.swap_space!r}: preempted requests are recomputed, not swapped"
+            )
+        return lines
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,227 @@
+"""A step's chunks as the arrays that the backend takes.
+
+What stays the same for the whole life of a request is written once into its slot of `SlotTable`; a
+step gathers it by slot. What few requests have (bias, penalties, masks) is joined from them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from invar.backends.runner import Batch, RunnerInfo, SamplingBatch
+from invar.engine.kv import KVMemory
+from invar.engine.request import Sampling
+from invar.engine.state import Chunk, RequestState
+
+NO_FEEDBACK = np.empty((0, 2), np.int32)
+NO_IDS = np.empty(0, np.int32)
+NO_VALUES = np.empty(0, np.float32)
+
+
+class SlotTable:
+    """Sampling parameters by slot, ``[slots]`` each."""
+
+    def __init__(self, slots: int) -> None:
+        self.temperature = np.zeros(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int32)
+        self.top_p = np.ones(slots, np.float32)
+        self.min_p = np.zeros(slots, np.float32)
+        self.seed = np.zeros(slots, np.uint64)
+        self.choice = np.zeros(slots, np.int32)
+        self.repetition_penalty = np.ones(slots, np.float32)
+        self.frequency_penalty = np.zeros(slots, np.float32)
+        self.presence_penalty = np.zeros(slots, np.float32)
+        self.logprobs = np.zeros(slots, np.int32)
+
+    def write(self, slot: int, sampling: Sampling) -> None:
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = sampling.seed
+        self.choice[slot] = sampling.choice
+        self.repetition_penalty[slot] = sampling.repetition_penalty
+        self.frequency_penalty[slot] = sampling.frequency_penalty
+        self.presence_penalty[slot] = sampling.presence_penalty
+        self.logprobs[slot] = sampling.logprobs or 0
+
+
+class BatchBuilder:
+    """Turns chunks into a `Batch`. Holds nothing that outlives a request but its slot's entry."""
+
+    def __init__(self, info: RunnerInfo, memory: KVMemory) -> None:
+        self.memory = memory
+        self.table = SlotTable(info.max_sequences)
+        self.mask_words = -(-info.vocab_size // 32)
+        self.vocab_size = info.vocab_size
+        # slot → the request whose parameters it holds; None where it holds nobody's yet
+        self.written: list[RequestState | None] = [None] * info.max_sequences
+
+    def build(self, chunks: Sequence[Chunk]) -> Batch:
+        slots = np.array([self._slot(chunk.state) for chunk in chunks], np.int32)
+        start = np.array([chunk.start for chunk in chunks], np.int32)
+        end = np.array([chunk.end for chunk in chunks], np.int32)
+        query_start = starts_of(end - start, np.int32)
+        token_ids = np.concatenate([c.state.token_ids[c.start : c.end] for c in chunks])
+        positions = np.arange(query_start[-1], dtype=np.int32)
+        positions += np.repeat(start - query_start[:-1], end - start)
+        return Batch(
+            token_ids=token_ids,
+            feedback=NO_FEEDBACK,
+            positions=positions[np.newaxis],
+            query_start=query_start,
+            kv_len=end,
+            block_tables=self.memory.block_tables(slots, int(end.max())),
+            logit_rows=logit_rows(chunks, query_start),
+            sampling=self._sampling(chunks, slots),
+        )
+
+    def _slot(self, state: RequestState) -> int:
+        assert state.slot is not None
+        if self.written[state.slot] is not state:
+            self.written[state.slot] = state
+            self.table.write(state.slot, state.request.sampling)
+        return state.slot
+
+    def _sampling(self, chunks: Sequence[Chunk], slots: np.ndarray) -> SamplingBatch:
+        """Rows in the order of `logit_rows`: of each chunk its score rows, then its draw."""
+        table = self.table
+        row_counts = np.array([chunk.num_logit_rows for chunk in chunks], np.int32)
+        outputs = np.array([chunk.state.num_output_tokens for chunk in chunks], np.int32)
+        slot = np.repeat(slots, row_counts)
+        score, score_token, top = self._scores(chunks, slot)
+        history, history_start, prompt_len = self._histories(chunks, len(slot))
+        bias_ids, bias_values, bias_start = self._biases(chunks, len(slot))
+        masks, masked_rows = self._masks(chunks)
+        return SamplingBatch(
+            temperature=table.temperature[slot],
+            top_k=table.top_k[slot],
+            top_p=table.top_p[slot],
+            min_p=table.min_p[slot],
+            seed=table.seed[slot],
+            choice=table.choice[slot],
+            position=np.repeat(outputs, row_counts),
+            repetition_penalty=table.repetition_penalty[slot],
+            frequency_penalty=table.frequency_penalty[slot],
+            presence_penalty=table.presence_penalty[slot],
+            history=history,
+            history_start=history_start,
+            prompt_len=prompt_len,
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            bias_start=bias_start,
+            masks=masks,
+            masked_rows=masked_rows,
+            score=score,
+            score_token=score_token,
+            top_logprobs=top,
+        )
+
+    def _scores(
+        self, chunks: Sequence[Chunk], slot: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Which rows only report a known token, that token, and how many alternatives."""
+        score = np.zeros(len(slot), bool)
+        score_token = np.zeros(len(slot), np.int32)
+        top = self.table.logprobs[slot]
+        row = 0
+        for chunk in chunks:
+            if scored := chunk.score_rows:
+                rows = slice(row, row + len(scored))
+                score[rows] = True
+                score_token[rows] = chunk.state.token_ids[scored.start + 1 : scored.stop + 1]
+                top[rows] = chunk.state.request.sampling.prompt_logprobs
+            row += chunk.num_logit_rows
+        return score, score_token, top
+
+    def _histories(
+        self, chunks: Sequence[Chunk], rows: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Prompt and output of the rows that draw under a penalty; nothing for the others."""
+        parts, lengths = [], np.zeros(rows, np.int64)
+        prompt_len = np.zeros(rows, np.int32)
+        for row, state in drawing(chunks):
+            if state.request.sampling.has_penalty:
+                parts.append(state.token_ids[: state.num_tokens])
+                lengths[row] = state.num_tokens
+                prompt_len[row] = state.num_prompt_tokens
+        history = np.concatenate(parts) if parts else NO_IDS
+        return history, starts_of(lengths, np.int64), prompt_len
+
+    def _biases(
+        self, chunks: Sequence[Chunk], rows: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The caller's bias, and −inf on what must not come now."""
+        ids: list[int] = []
+        values: list[float] = []
+        lengths = np.zeros(rows, np.int64)
+        for row, state in drawing(chunks):
+            bias = dict(state.request.sampling.bias)
+            bias.update(dict.fromkeys(forbidden_ids(state), -np.inf))
+            ids += bias.keys()
+            values += bias.values()
+            lengths[row] = len(bias)
+        if not ids:
+            return NO_IDS, NO_VALUES, np.zeros(rows + 1, np.int64)
+        return np.array(ids, np.int32), np.array(values, np.float32), starts_of(lengths, np.int64)
+
+    def _masks(self, chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray]:
+        masks, rows = [], []
+        for row, state in drawing(chunks):
+            allowed = state.request.sampling.allowed_token_ids
+            if allowed is not None:
+                masks.append(self._mask(allowed))
+                rows.append(row)
+        if not masks:
+            return np.empty((0, self.mask_words), np.uint32), NO_IDS
+        return np.stack(masks), np.array(rows, np.int32)
+
+    def _mask(self, allowed: tuple[int, ...]) -> np.ndarray:
+        """uint32 ``[words]``: bit ``id % 32`` of word ``id // 32`` is set where id is allowed."""
+        bits = np.zeros(self.mask_words * 32, np.uint8)
+        bits[list(allowed)] = 1
+        return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def starts_of(lengths: np.ndarray, dtype: type[np.signedinteger]) -> np.ndarray:
+    """``[n + 1]``: where each of n ranges begins, and where the last one ends."""
+    starts = np.zeros(len(lengths) + 1, dtype)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
+
+
+def logit_rows(chunks: Sequence[Chunk], query_start: np.ndarray) -> np.ndarray:
+    """int32, ascending: the rows of the batch that score or draw."""
+    rows: list[int] = []
+    for chunk, first in zip(chunks, query_start.tolist(), strict=False):
+        rows += [first + token - chunk.start for token in chunk.score_rows]
+        if chunk.samples:
+            rows.append(first + chunk.end - chunk.start - 1)
+    return np.array(rows, np.int32)
+
+
+def drawing(chunks: Sequence[Chunk]) -> list[tuple[int, RequestState]]:
+    """The rows that draw a token, as (index among the logit rows, request)."""
+    drawn, row = [], 0
+    for chunk in chunks:
+        row += chunk.num_logit_rows
+        if chunk.samples:
+            drawn.append((row - 1, chunk.state))
+    return drawn
+
+
+def forbidden_ids(state: RequestState) -> list[int]:
+    """Ids that must not be the next token of this request."""
+    request = state.request
+    ids: list[int] = []
+    if state.num_output_tokens < request.min_tokens:
+        ids += sorted(request.stop_token_ids)
+    for sequence in request.sampling.bad_sequences:
+        before = sequence[:-1]
+        if len(before) <= state.num_output_tokens:
+            tail = state.token_ids[state.num_tokens - len(before) : state.num_tokens]
+            if tuple(tail.tolist()) == before:
+                ids.append(sequence[-1])
+    return ids

@@ -1,0 +1,178 @@
+"""The door of the engine: token ids and parameters in, complete engine requests out.
+
+Everything that an answer depends on gets its final value here (law 1): a seed is drawn where none
+was given, limits are cut to the context, a prompt that can never fit is refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from invar.engine.request import EngineRequest, Sampling
+from invar.engine.sampling_params import MIN_TEMPERATURE, SamplingParams, bias_id
+
+UINT64 = 2**64
+SMALLEST_TOP_P = 2.0**-40  # anything less keeps the first token alone, as this does; 0 would be off
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class SeedSource:
+    """Seeds for requests without one: fresh, or in a fixed order where the engine has a seed."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.SystemRandom() if seed is None else random.Random(seed % UINT64)
+
+    def draw(self) -> int:
+        return self._random.getrandbits(64)
+
+
+@dataclass(frozen=True)
+class Door:
+    """What the model and its engine allow, and how a request becomes complete."""
+
+    vocab_size: int
+    max_model_len: int
+    kv_capacity_tokens: int
+    eos_token_ids: frozenset[int]  # end an answer unless ignore_eos
+    encode: Callable[[str], TokenIds]  # plain text, without special tokens, for bad_words
+    max_logprobs: int = 20
+    seeds: SeedSource = field(default_factory=SeedSource)
+
+    def resolve(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | TokenIds,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[EngineRequest]:
+        """One engine request per choice, with ids `request_id-0`, `request_id-1` …
+
+        Raises ValueError naming the field or both lengths.
+        """
+        params.validate()
+        prompt = self._prompt(prompt_token_ids, params.truncate_prompt_tokens)
+        max_tokens = self._max_tokens(len(prompt), params)
+        self._check_ids("stop_token_ids", params.stop_token_ids or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        stops = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stops |= self.eos_token_ids
+        first = self._sampling(params)
+        # The scores of a prompt are the same for every choice: the first one reports them.
+        others = replace(first, prompt_logprobs=None)
+        return [
+            EngineRequest(
+                id=f"{request_id}-{choice}",
+                prompt_token_ids=prompt,
+                max_tokens=max_tokens,
+                sampling=replace(others, choice=choice) if choice else first,
+                stop_token_ids=stops,
+                min_tokens=params.min_tokens,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            for choice in range(params.n)
+        ]
+
+    def _prompt(self, token_ids: Sequence[int] | TokenIds, truncate: int | None) -> TokenIds:
+        ids = np.asarray(token_ids)
+        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+            raise ValueError("prompt: expected a list of token ids")
+        if not ids.size:
+            raise ValueError("prompt: it is empty, and the model has no token to begin with")
+        wrong = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if wrong.size:
+            raise ValueError(self._beyond("prompt", int(wrong[0])))
+        if truncate is not None:
+            # One position stays for the answer.
+            longest = min(self.max_model_len - 1, self.kv_capacity_tokens)
+            ids = ids[-(longest if truncate == -1 else truncate) :]
+        return ids.astype(np.int32)
+
+    def _max_tokens(self, prompt: int, params: SamplingParams) -> int:
+        """max_tokens cut to the context; a prompt that leaves no room is refused."""
+        if prompt >= self.max_model_len:
+            raise ValueError(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your prompt has {prompt} tokens, which leaves no room for an answer. "
+                f"Please shorten the prompt."
+            )
+        if prompt > self.kv_capacity_tokens:
+            raise ValueError(
+                f"KV memory holds {self.kv_capacity_tokens} tokens of one request. However, your "
+                f"prompt has {prompt} tokens. Please shorten the prompt, or start the engine with "
+                f"more memory (kv_cache_memory_bytes, gpu_memory_utilization)."
+            )
+        # The last token of an answer is sampled but never written to KV memory.
+        room = min(self.max_model_len - prompt, self.kv_capacity_tokens - prompt + 1)
+        if params.min_tokens > room:
+            raise ValueError(
+                f"min_tokens: {params.min_tokens} tokens after a prompt of {prompt} do not fit; "
+                f"there is room for {room}"
+            )
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _sampling(self, params: SamplingParams) -> Sampling:
+        """Sampling of the first choice. All share the seed: a draw is keyed by (seed, choice)."""
+        temperature = abs(float(params.temperature))  # −0.0 is 0
+        if 0 < temperature < MIN_TEMPERATURE:
+            temperature = MIN_TEMPERATURE
+        greedy = temperature == 0
+        allowed = params.allowed_token_ids
+        return Sampling(
+            seed=self.seeds.draw() if params.seed is None else int(params.seed) % UINT64,
+            temperature=temperature,
+            top_k=0 if greedy else max(0, min(int(params.top_k), self.vocab_size)),
+            top_p=1.0 if greedy else max(float(params.top_p), SMALLEST_TOP_P),
+            min_p=0.0 if greedy else float(params.min_p),
+            repetition_penalty=float(params.repetition_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            presence_penalty=float(params.presence_penalty),
+            bias=self._bias(params),
+            allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
+            bad_sequences=self._bad_sequences(params.bad_words or ()),
+            logprobs=self._logprobs("logprobs", params.logprobs),
+            prompt_logprobs=self._logprobs("prompt_logprobs", params.prompt_logprobs),
+        )
+
+    def _bias(self, params: SamplingParams) -> tuple[tuple[int, float], ...]:
+        bias = {bias_id(key): float(value) for key, value in (params.logit_bias or {}).items()}
+        self._check_ids("logit_bias", bias)
+        return tuple(sorted(bias.items()))
+
+    def _bad_sequences(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is written at the start of a text and after a space (as in vLLM)."""
+        sequences = set()
+        for word in words:
+            for spelling in (word.lstrip(), f" {word.lstrip()}"):
+                if ids := tuple(self.encode(spelling).tolist()):
+                    sequences.add(ids)
+        return tuple(sorted(sequences))
+
+    def _logprobs(self, name: str, count: int | None) -> int | None:
+        """−1 asks for the whole vocabulary."""
+        if count is None:
+            return None
+        wanted = self.vocab_size if count == -1 else count
+        if wanted > self.max_logprobs:
+            raise ValueError(
+                f"{name}: {wanted} is more than max_logprobs ({self.max_logprobs}); "
+                f"start the engine with a larger max_logprobs"
+            )
+        return wanted
+
+    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise ValueError(self._beyond(name, token_id))
+
+    def _beyond(self, name: str, token_id: int) -> str:
+        return f"{name}: token id {token_id} is outside the vocabulary (0 … {self.vocab_size - 1})"

@@ -1,0 +1,241 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+It belongs to one thread. Whoever shares it between threads hands commands to that thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from invar.backends.runner import Runner, StepResult
+from invar.engine.batch import BatchBuilder
+from invar.engine.kv import KVMemory
+from invar.engine.request import EngineOutput, EngineRequest, FinishReason
+from invar.engine.results import StepReader
+from invar.engine.scheduler import POLICIES, Scheduler
+from invar.engine.state import Chunk, RequestState
+
+NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token is allowed)"
+
+logger = logging.getLogger("invar.engine")
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Gauges now, and totals since the start."""
+
+    running: int
+    waiting: int
+    kv_usage: float  # 0 … 1
+    preemptions: int
+    prompt_tokens: int  # rows of prompts run; recomputed ones count again
+    generated_tokens: int
+    steps: int
+
+
+class Engine:
+    """Schedules requests over one runner."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        policy: str = "fcfs",
+        poison_freed_pages: bool = False,
+    ) -> None:
+        """The limits default to the runner's own. poison_freed_pages: fill them with NaN (tests)"""
+        info = runner.info
+        self.runner = runner
+        self.max_model_len = min(max_model_len or info.max_model_len, info.max_model_len)
+        chunk = min(max_num_batched_tokens or info.max_tokens_per_step, info.max_tokens_per_step)
+        self.memory = KVMemory(
+            info,
+            max_model_len=self.max_model_len,
+            max_chunk=chunk,
+            on_free=runner.clear_pages if poison_freed_pages else None,
+        )
+        self.scheduler = Scheduler(
+            self.memory,
+            POLICIES[policy](),
+            max_tokens_per_step=chunk,
+            max_running=min(max_num_seqs or info.max_sequences, info.max_sequences),
+            max_logit_rows=info.max_sequences,
+        )
+        self.builder = BatchBuilder(info, self.memory)
+        self.states: dict[str, RequestState] = {}
+        self.finished_at_door: list[EngineOutput] = []
+        self.arrivals = 0
+        self.steps = 0
+        self.prompt_tokens = 0
+        self.generated_tokens = 0
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Most tokens whose K and V one request can hold when it is alone."""
+        return self.memory.capacity_tokens
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.states or self.finished_at_door)
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Takes a request in. Raises ValueError for one that can never run, or an id in use."""
+        self._check(request)
+        state = RequestState(request, arrival=self.arrivals)
+        self.arrivals += 1
+        reason = finish_reason(state)
+        if reason is not None:  # resumed after its last token
+            self.finished_at_door.append(EngineOutput(request.id, [], finish_reason=reason))
+            return
+        self.states[request.id] = state
+        self.scheduler.add(state)
+
+    def abort(self, request_id: str) -> bool:
+        """Forgets a request in any state; no output comes for it. False where it is not known."""
+        state = self.states.pop(request_id, None)
+        if state is None:
+            return False
+        self.scheduler.remove(state)
+        return True
+
+    def step(self) -> list[EngineOutput]:
+        """Runs one batch: what it brought, for each request that got a token or ended."""
+        outputs, self.finished_at_door = self.finished_at_door, []
+        chunks = self.scheduler.schedule()
+        if chunks:
+            result = self._run(chunks)
+            outputs += self._postprocess(chunks, result)
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_usage=self.memory.usage,
+            preemptions=self.scheduler.num_preemptions,
+            prompt_tokens=self.prompt_tokens,
+            generated_tokens=self.generated_tokens,
+            steps=self.steps,
+        )
+
+    def check_integrity(self) -> None:
+        """Tests: raises AssertionError unless every page and every request is in one place."""
+        self.memory.check_integrity()
+        states = list(self.scheduler.states())
+        assert len(states) == len(set(states)) == len(self.states)
+        assert set(states) == set(self.states.values())
+        assert {state.slot for state in self.scheduler.running} == set(self.memory.held)
+        for state in self.scheduler.waiting:
+            assert state.slot is None
+            assert state.num_computed_tokens == 0
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def _check(self, request: EngineRequest) -> None:
+        prompt, tokens = len(request.prompt_token_ids), request.max_tokens
+        resumed = 0 if request.output_token_ids is None else len(request.output_token_ids)
+        if request.id in self.states:
+            raise ValueError(f"request {request.id}: a request with this id is running")
+        if prompt < 1 or tokens < 1 or resumed > tokens:
+            raise ValueError(
+                f"request {request.id}: {prompt} prompt tokens, at most {tokens} output tokens and "
+                f"{resumed} of them given; at least 1, at least 1 and no more than the most allowed"
+            )
+        if prompt + tokens > self.max_model_len:
+            raise ValueError(
+                f"request {request.id}: {prompt} prompt tokens and max_tokens {tokens} exceed the "
+                f"maximum context length of {self.max_model_len} tokens"
+            )
+        # The last token is sampled but never written.
+        if prompt + tokens - 1 > self.kv_capacity_tokens:
+            raise ValueError(
+                f"request {request.id}: {prompt} prompt tokens and max_tokens {tokens} exceed what "
+                f"KV memory holds for one request ({self.kv_capacity_tokens} tokens)"
+            )
+
+    def _run(self, chunks: list[Chunk]) -> StepResult | Exception:
+        """The backend's result, or what it raised: the requests of this step fail, no others."""
+        now = time.monotonic()
+        for chunk in chunks:
+            if chunk.state.first_scheduled_s is None:
+                chunk.state.first_scheduled_s = now
+        self.steps += 1
+        try:
+            return self.runner.submit(self.builder.build(chunks)).result()
+        except Exception as error:
+            logger.exception(
+                "step %d failed; its %d requests are given up", self.steps, len(chunks)
+            )
+            return error
+
+    def _postprocess(
+        self, chunks: list[Chunk], result: StepResult | Exception
+    ) -> list[EngineOutput]:
+        if isinstance(result, Exception):
+            return [self._fail(chunk.state, f"the step failed: {result}") for chunk in chunks]
+        reader = StepReader(result)
+        outputs = []
+        for chunk in chunks:
+            rows = reader.take_rows(chunk.num_logit_rows)
+            if not reader.finite(rows):
+                outputs.append(self._fail(chunk.state, NOT_FINITE))
+            elif output := self._advance(chunk, rows, reader):
+                outputs.append(output)
+        return outputs
+
+    def _advance(self, chunk: Chunk, rows: range, reader: StepReader) -> EngineOutput | None:
+        """Books a chunk that has run; an output when it drew a token."""
+        state, request = chunk.state, chunk.state.request
+        if scored := len(chunk.score_rows):
+            count = request.sampling.prompt_logprobs or 0
+            state.prompt_logprobs += [reader.logprobs(row, count) for row in rows[:scored]]
+        self.prompt_tokens += max(0, min(chunk.end, state.num_prompt_tokens) - chunk.start)
+        state.num_computed_tokens = chunk.end
+        if not chunk.samples:
+            return None
+        token = reader.token_ids[rows[-1]]
+        state.append(token)
+        self.generated_tokens += 1
+        output = EngineOutput(request.id, [token], finish_reason=finish_reason(state))
+        if request.sampling.logprobs is not None:
+            output.logprobs = [reader.logprobs(rows[-1], request.sampling.logprobs)]
+        if not state.has_reported:
+            self._report_first(state, output)
+        if output.finish_reason is FinishReason.STOP:
+            output.stop_reason = token
+        if output.finish_reason is not None:
+            self._forget(state)
+        return output
+
+    def _report_first(self, state: RequestState, output: EngineOutput) -> None:
+        """What a request's first output carries and no other."""
+        state.has_reported = True
+        if state.request.sampling.prompt_logprobs is not None:
+            output.prompt_logprobs = state.prompt_logprobs
+        assert state.first_scheduled_s is not None
+        output.timing = {"arrival": state.arrival_s, "first_scheduled": state.first_scheduled_s}
+
+    def _fail(self, state: RequestState, error: str) -> EngineOutput:
+        self._forget(state)
+        return EngineOutput(state.request.id, [], finish_reason=FinishReason.ERROR, error=error)
+
+    def _forget(self, state: RequestState) -> None:
+        del self.states[state.request.id]
+        self.scheduler.remove(state)
+
+
+def finish_reason(state: RequestState) -> FinishReason | None:
+    """Why the last known token ends the answer, if it does."""
+    request, produced = state.request, state.num_output_tokens
+    if not produced:
+        return None
+    last = int(state.token_ids[state.num_tokens - 1])
+    if last in request.stop_token_ids and produced > request.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if produced >= request.max_tokens else None

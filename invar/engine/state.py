@@ -1,0 +1,94 @@
+"""A request inside the engine, and its rows in one step.
+
+Tokens of a request, with P prompt tokens, C computed ones and N known ones (prompt and output):
+
+| tokens     | meaning                                                              |
+|------------|----------------------------------------------------------------------|
+| ``[0, C)`` | K and V are in the request's pages                                   |
+| ``[C, N)`` | known, still to be run: the prompt, after preemption also the output |
+| ``[N, ∞)`` | not sampled yet; the row of token ``N - 1`` samples token N          |
+
+A row of token t says how likely token ``t + 1`` is: rows ``[0, P - 1)`` score the prompt.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from invar.engine.request import EngineRequest, TokenLogprobs
+
+
+@dataclass(eq=False)
+class RequestState:
+    """Owned by the scheduler; only the engine's thread touches it."""
+
+    request: EngineRequest
+    arrival: int  # counts up; what "older" means
+    arrival_s: float = field(default_factory=time.monotonic)
+    first_scheduled_s: float | None = None
+    slot: int | None = None  # row of block tables and sampling table while it is running
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    needs_all_memory: bool = False  # was short of pages with nobody beside it
+    has_reported: bool = False  # the first output has gone out
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+
+    def __post_init__(self) -> None:
+        prompt = self.request.prompt_token_ids
+        resumed = self.request.output_token_ids
+        self.num_prompt_tokens = len(prompt)
+        self.num_tokens = len(prompt) + (0 if resumed is None else len(resumed))
+        self.token_ids = np.empty(len(prompt) + self.request.max_tokens, np.int32)
+        self.token_ids[: len(prompt)] = prompt
+        if resumed is not None:
+            self.token_ids[len(prompt) : self.num_tokens] = resumed
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_remaining(self) -> int:
+        """Known tokens that are still to be run; 1 while decoding."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether rows of the prompt still need logits. What was scored stays after preemption."""
+        wanted = self.request.sampling.prompt_logprobs is not None
+        return wanted and self.num_scored < self.num_prompt_tokens - 1
+
+    @property
+    def num_scored(self) -> int:
+        """Rows of the prompt whose score is known. Nothing says how likely token 0 was."""
+        return len(self.prompt_logprobs) - 1
+
+    def append(self, token_id: int) -> None:
+        self.token_ids[self.num_tokens] = token_id
+        self.num_tokens += 1
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one request in a step: its tokens ``[start, end)``."""
+
+    state: RequestState
+    start: int
+    end: int
+    score_rows: range  # tokens whose rows score the next token of the prompt
+    samples: bool  # the last row is that of the last known token: a new one is drawn
+
+    @classmethod
+    def of(cls, state: RequestState, start: int, end: int) -> Chunk:
+        scored = range(0)
+        if state.scores_prompt:
+            first = max(start, state.num_scored)
+            scored = range(first, max(first, min(end, state.num_prompt_tokens - 1)))
+        return cls(state, start, end, scored, samples=end == state.num_tokens)
+
+    @property
+    def num_logit_rows(self) -> int:
+        return len(self.score_rows) + self.samples
