@@ -1,0 +1,93 @@
+"""The application: routes, errors in one shape, CORS."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from invar.api import service, tokens
+from invar.api.calls import client_left
+from invar.api.chat import chat_completions
+from invar.api.completions import completions
+from invar.api.errors import ApiError
+from invar.api.frame import RequestFrame
+from invar.api.server import Server
+
+Handler = Callable[[Server, Request], Awaitable[Response]]
+
+ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+    ("/v1/chat/completions", ("POST",), chat_completions),
+    ("/v1/completions", ("POST",), completions),
+    ("/v1/models", ("GET",), service.list_models),
+    ("/v1/models/{model:path}", ("GET",), service.one_model),
+    ("/tokenize", ("POST",), tokens.tokenize),
+    ("/v1/tokenize", ("POST",), tokens.tokenize),
+    ("/detokenize", ("POST",), tokens.detokenize),
+    ("/v1/detokenize", ("POST",), tokens.detokenize),
+    ("/version", ("GET",), service.version),
+    ("/health", ("GET", "HEAD"), service.health),
+    ("/ping", ("GET", "HEAD", "POST"), service.health),
+    ("/metrics", ("GET",), service.metrics),
+)
+
+
+def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> ASGIApp:
+    """The ASGI application. Its lifespan starts and closes the engine."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await server.engine.start()
+        yield
+        await server.engine.close()
+
+    app = FastAPI(title="Invar", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    for path, methods, handler in ROUTES:
+        app.add_route(path, bound(handler, server), methods=list(methods))
+    app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_disconnect)
+    framed = RequestFrame(app, server.api_keys)
+    return CORSMiddleware(
+        framed,
+        allow_origins=list(allowed_origins),
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id"],
+    )
+
+
+def bound(handler: Handler, server: Server) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(server, request)
+
+    return endpoint
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(
+        error.body(), error.status, media_type="application/json", headers=error.headers
+    )
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, which the router answers, in the same shape."""
+    assert isinstance(error, HTTPException)
+    paths = sorted({path for path, _, _ in ROUTES})
+    if error.status_code == 404:
+        message = f"There is no such path. Known: {', '.join(paths)}."
+    else:
+        message = str(error.detail)
+    answer = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    return await on_api_error(request, answer)
+
+
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    return client_left()

@@ -1,0 +1,100 @@
+"""What chat and completions share: from checked fields to a running generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from invar.api.errors import bad_request, engine_dead
+from invar.api.fields import GenerationFields, StreamOptions
+from invar.api.prompts import TokenIds
+from invar.api.server import Server
+from invar.api.streams import CLIENT_CLOSED
+from invar.api.usage import Usage
+from invar.engine.request import FinishReason
+from invar.serving.async_engine import ChoiceRequest, EngineDeadError, Generation
+
+
+@dataclass(frozen=True)
+class Call:
+    """One HTTP request on its way through the engine."""
+
+    server: Server
+    generation: Generation
+    id: str
+    created: int
+    prompts: list[TokenIds]
+    n: int
+    usage: Usage
+    options: StreamOptions
+
+    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The outer object of a response or chunk."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.server.model.names[0],
+            "system_fingerprint": self.server.model.fingerprint,
+            "choices": choices,
+        }
+
+    def chunk(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+        """A chunk of one choice. OpenAI puts a null usage there when a last one will follow."""
+        chunk = self.envelope(kind, [choice])
+        if self.options.continuous_usage_stats:
+            chunk["usage"] = self.usage.as_json()
+        elif self.options.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def closing(self, kind: str) -> list[dict[str, Any]]:
+        """The usage chunk: only if asked for, since clients read ``choices[0]`` of any other."""
+        if not self.options.include_usage:
+            return []
+        return [self.envelope(kind, []) | {"usage": self.usage.as_json()}]
+
+
+def start_call(
+    server: Server,
+    prefix: str,
+    fields: GenerationFields,
+    prompts: list[TokenIds],
+    choices: Sequence[ChoiceRequest],
+) -> Call:
+    """Hands the choices to the engine. Raises a 503 when there is none any more."""
+    try:
+        generation = server.engine.submit(choices)
+    except EngineDeadError as error:
+        raise engine_dead(str(error)) from None
+    n = len(choices) // len(prompts)
+    server.metrics.request_n.observe(n)
+    return Call(
+        server=server,
+        generation=generation,
+        id=f"{prefix}-{generation.id}",
+        created=int(server.clock()),
+        prompts=prompts,
+        n=n,
+        usage=Usage(sum(map(len, prompts)), n),
+        options=fields.stream_options or StreamOptions(),
+    )
+
+
+def check_stream_options(fields: GenerationFields) -> None:
+    if fields.stream_options is not None and not fields.stream:
+        raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs is not available in a stream.", "prompt_logprobs")
+
+
+def finish_fields(reason: FinishReason | None, stop: int | str | None) -> dict[str, Any]:
+    """Both keys always exist: clients look at ``finish_reason`` of every chunk."""
+    return {"finish_reason": None if reason is None else reason.value, "stop_reason": stop}
+
+
+def client_left() -> Response:
+    return Response(status_code=CLIENT_CLOSED)

@@ -1,0 +1,137 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from invar.api.body import parse_fields, parse_json, read_body
+from invar.api.calls import (
+    Call,
+    check_stream_options,
+    client_left,
+    finish_fields,
+    start_call,
+)
+from invar.api.errors import bad_request
+from invar.api.fields import ChatFields
+from invar.api.limits import check_n
+from invar.api.logprobs import chat_logprobs, prompt_logprobs
+from invar.api.prompts import chat_prompt, check_fits
+from invar.api.sampling import choice_requests, prepare_sampling, wanted_tokens
+from invar.api.server import Server
+from invar.api.streams import EventStream, collect
+from invar.serving.choice import ChoiceDelta
+
+CHUNK = "chat.completion.chunk"
+
+
+async def chat_completions(server: Server, request: Request) -> Response:
+    raw = parse_json(await read_body(request, server.limits.body_bytes))
+    fields = parse_fields(raw, ChatFields, server.unknown_fields)
+    server.model.check_name(fields.model)
+    check_stream_options(fields)
+    check_n(server.limits, 1 if fields.n is None else fields.n, prompts=1)
+    if fields.echo:
+        raise bad_request("echo is available on /v1/completions only.", "echo")
+    max_tokens = wanted_tokens(
+        [
+            ("max_completion_tokens", fields.max_completion_tokens),
+            ("max_tokens", fields.max_tokens),
+        ]
+    )
+    params = prepare_sampling(server, fields, logprobs_count(server, fields), max_tokens)
+    prompt = await chat_prompt(server, raw, fields)
+    check_fits(server, len(prompt), max_tokens, "messages")
+    choices = choice_requests(server, fields, params, prompt)
+    call = start_call(server, "chatcmpl", fields, [prompt], choices)
+    if fields.stream:
+        return EventStream(call.generation, ChatFrames(call, bool(fields.logprobs)))
+    answers = await collect(call.generation, call.n, request.receive)
+    if answers is None:
+        return client_left()
+    call.usage.take(answers)
+    return json_response(complete(call, answers, bool(fields.logprobs)))
+
+
+def logprobs_count(server: Server, fields: ChatFields) -> int | None:
+    """How many alternatives a position gets; None: no logprobs at all."""
+    top = fields.top_logprobs
+    if top is not None and not 0 <= top <= server.limits.logprobs:
+        raise bad_request(
+            f"top_logprobs must be between 0 and {server.limits.logprobs}.", "top_logprobs"
+        )
+    if top and not fields.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+    return (top or 0) if fields.logprobs else None
+
+
+def complete(call: Call, answers: Sequence[ChoiceDelta], with_logprobs: bool) -> dict[str, Any]:
+    """The response of a call without stream."""
+    tokenizer = call.server.model.tokenizer
+    choices = [
+        {
+            "index": answer.index,
+            "message": {
+                "role": "assistant",
+                "content": answer.text,
+                "refusal": None,
+                "reasoning_content": None,
+            },
+            "logprobs": chat_logprobs(tokenizer, answer.logprobs) if with_logprobs else None,
+            **finish_fields(answer.finish_reason, answer.stop_reason),
+        }
+        for answer in answers
+    ]
+    response = call.envelope("chat.completion", choices) | {"usage": call.usage.as_json()}
+    scored = next((a.prompt_logprobs for a in answers if a.prompt_logprobs is not None), None)
+    response["prompt_logprobs"] = None if scored is None else prompt_logprobs(tokenizer, scored)
+    return response
+
+
+class ChatFrames:
+    """Chunks in OpenAI's order: role, content, finish, each choice on its own; then usage."""
+
+    def __init__(self, call: Call, with_logprobs: bool) -> None:
+        self._call = call
+        self._with_logprobs = with_logprobs
+        self._opened = False
+
+    def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
+        frames = []
+        if not self._opened:
+            self._opened = True
+            for index in range(self._call.n):
+                frames.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        self._call.usage.take(deltas)
+        for delta in deltas:
+            if delta.text or (self._with_logprobs and delta.logprobs):
+                frames.append(self._chunk(delta.index, {"content": delta.text}, delta))
+            if delta.finish_reason is not None:
+                finish = finish_fields(delta.finish_reason, delta.stop_reason)
+                frames.append(self._chunk(delta.index, {}, finish=finish))
+        return frames
+
+    def closing(self) -> list[dict[str, Any]]:
+        return self._call.closing(CHUNK)
+
+    def _chunk(
+        self,
+        index: int,
+        content: dict[str, Any],
+        scored: ChoiceDelta | None = None,
+        finish: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        logprobs = None
+        if self._with_logprobs and scored is not None:
+            logprobs = chat_logprobs(self._call.server.model.tokenizer, scored.logprobs)
+        choice = {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": None}
+        return self._call.chunk(CHUNK, choice | (finish or {}))
+
+
+def json_response(value: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,113 @@
+"""Errors in OpenAI's shape: bounded, typed, and never repeating what the client sent."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+
+MAX_MESSAGE = 1000  # characters; an error never grows with the request
+
+
+class ApiError(Exception):
+    """An answer other than 200. ``param`` is the JSON path of what was wrong."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:MAX_MESSAGE]
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def body(self) -> bytes:
+        """The same object as a response body and as an event of a stream."""
+        error = {
+            "message": self.message.encode("utf-8", "replace").decode(),
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def context_overflow(message: str, param: str) -> ApiError:
+    return bad_request(message, param, "context_length_exceeded")
+
+
+def engine_failed(error: str) -> ApiError:
+    """The request was right and the engine could not finish it; a retry would fail the same way."""
+    return ApiError(
+        500, error, type="server_error", code="engine_error", headers={"x-should-retry": "false"}
+    )
+
+
+def engine_dead(error: str) -> ApiError:
+    return ApiError(
+        503,
+        f"The engine has ended: {error}",
+        type="server_error",
+        code="engine_dead",
+        headers={"retry-after": "5"},
+    )
+
+
+def malformed_json(body: bytes, error: Exception) -> ApiError:
+    """Line and column of what is wrong, counted in characters from 1."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as decode_error:
+        line, column = _line_and_column(body[: decode_error.start].decode("utf-8"))
+        return bad_request(
+            f"The body is not valid UTF-8: line {line}, column {column} "
+            f"(byte {decode_error.start}). Send JSON encoded as UTF-8."
+        )
+    reason = str(error).removeprefix("JSON is malformed: ")
+    found = re.search(r" \(byte (\d+)\)$", reason)
+    if found:
+        before = body[: int(found[1])].decode("utf-8", "ignore")
+        reason = reason[: found.start()]
+    else:
+        before = text[: _stdlib_position(text)]
+    line, column = _line_and_column(before)
+    return bad_request(f"The body is not valid JSON: {reason} at line {line}, column {column}.")
+
+
+def _stdlib_position(text: str) -> int:
+    """Where the standard library's parser stumbles, for errors that carry no place."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.pos
+    except RecursionError:
+        return 0
+    return len(text)
+
+
+def _line_and_column(before: str) -> tuple[int, int]:
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+
+
+def wrong_type(error: msgspec.ValidationError) -> ApiError:
+    """``Expected `int`, got `str` - at `$.n``` → a sentence and the path ``n``."""
+    message, _, path = str(error).partition(" - at `$")
+    param = path.rstrip("`").lstrip(".") or None
+    # A tagged value may be quoted by the message; the path says enough.
+    message = re.sub(r"value '.*'", "value", message, flags=re.DOTALL)
+    place = f" at {param}" if param else ""
+    return bad_request(f"{message}{place}.", param)

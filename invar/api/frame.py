@@ -1,0 +1,112 @@
+"""What surrounds every request, as raw ASGI: its id, keys, the last resort for errors, one line.
+
+Not Starlette's BaseHTTPMiddleware, behind which a handler never hears that its client has left
+(vllm-project/vllm#10087).
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import time
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from invar.api.errors import ApiError
+from invar.observe.logs import log_access
+
+logger = logging.getLogger("invar.api")
+
+# What a caller may choose as id: it goes into a header and into logs.
+CALLER_ID = re.compile(rb"[!-~]{1,128}")
+OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
+
+
+class RequestFrame:
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._api_keys = tuple(key.encode() for key in api_keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        request_id = caller_id(headers) or uuid.uuid4().hex.encode()
+        began, status = time.monotonic(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), (b"x-request-id", request_id)],
+                }
+            await send(message)
+
+        try:
+            if self._is_allowed(scope, headers):
+                await self._app(scope, receive, send_with_id)
+            else:
+                await send_error(unauthorized(), send_with_id)
+        except Exception:
+            # Nothing of the request goes into the answer, its id is enough to find the trace.
+            logger.exception("request %s failed", request_id.decode())
+            if status:
+                raise
+            await send_error(internal(request_id.decode()), send_with_id)
+        finally:
+            client = scope.get("client") or ("-", 0)
+            path = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+            log_access(
+                f"{client[0]}:{client[1]}",
+                scope["method"],
+                path.decode("ascii", "backslashreplace"),
+                status or 499,
+                time.monotonic() - began,
+                request_id.decode(),
+            )
+
+    def _is_allowed(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        if not self._api_keys or scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
+            return True
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            key = headers.get(b"x-api-key") or headers.get(b"api-key") or b""
+        # All keys are compared, so that the time taken says nothing.
+        return sum(hmac.compare_digest(key, known) for known in self._api_keys) > 0
+
+
+def caller_id(headers: dict[bytes, bytes]) -> bytes | None:
+    given = headers.get(b"x-request-id")
+    return given if given is not None and CALLER_ID.fullmatch(given) else None
+
+
+def unauthorized() -> ApiError:
+    return ApiError(
+        401,
+        "Send the server's API key as Authorization: Bearer KEY.",
+        type="authentication_error",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def internal(request_id: str) -> ApiError:
+    return ApiError(
+        500,
+        f"The server failed at this request; its log has the reason under {request_id}.",
+        type="server_error",
+        code="internal_error",
+        headers={"x-should-retry": "false"},
+    )
+
+
+async def send_error(error: ApiError, send: Send) -> None:
+    headers = [(b"content-type", b"application/json")]
+    headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": error.body()})

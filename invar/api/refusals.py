@@ -1,0 +1,103 @@
+"""Fields that are known but cannot be honoured yet: always a 400, never a silent difference.
+
+One row a field: the values at which it asks for nothing, and what the client is told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from invar.api.errors import bad_request
+
+STRUCTURED = "structured output comes with a later version of this server"
+SAMPLER = "this sampler is not built; temperature, top_k, top_p, min_p and the penalties are"
+OTHER_MODEL = "this server serves a text model"
+TRANSFER = "KV transfer between servers comes with a later version of this server"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    reason: str
+    neutral: tuple[object, ...] = ()  # None is always neutral
+
+
+REFUSALS: Mapping[str, Refusal] = {
+    "response_format": Refusal(STRUCTURED, ({"type": "text"},)),
+    "structured_outputs": Refusal(STRUCTURED),
+    "guided_json": Refusal(STRUCTURED),
+    "guided_regex": Refusal(STRUCTURED),
+    "guided_choice": Refusal(STRUCTURED),
+    "guided_grammar": Refusal(STRUCTURED),
+    "guided_whitespace_pattern": Refusal(STRUCTURED),
+    "json_schema": Refusal(STRUCTURED),
+    "regex": Refusal(STRUCTURED),
+    "ebnf": Refusal(STRUCTURED),
+    "grammar": Refusal(STRUCTURED, ("",)),
+    "functions": Refusal("use of tools comes with a later version of this server", ([],)),
+    "function_call": Refusal("use of tools comes with a later version of this server", ("none",)),
+    "modalities": Refusal(OTHER_MODEL, (["text"],)),
+    "audio": Refusal(OTHER_MODEL),
+    "mm_processor_kwargs": Refusal(OTHER_MODEL, ({},)),
+    "web_search_options": Refusal("this server searches nothing"),
+    "prediction": Refusal("predicted outputs come with a later version of this server"),
+    "suffix": Refusal("filling in the middle comes with a later version of this server", ("",)),
+    "best_of": Refusal("best_of is gone from the API; ask for n choices", (1,)),
+    "use_beam_search": Refusal("beam search comes with a later version of this server", (False,)),
+    "length_penalty": Refusal("length_penalty belongs to beam search", (1, 1.0)),
+    "documents": Refusal("retrieval templates come with a later version of this server", ([],)),
+    "chat_template": Refusal("the server's operator chooses the template (--chat-template)"),
+    "thinking_token_budget": Refusal("it comes with a later version of this server", (-1,)),
+    "truncate_prompt_tokens": Refusal("it comes with a later version; shorten the prompt"),
+    "return_token_ids": Refusal("it comes with a later version of this server", (False,)),
+    "return_tokens_as_token_ids": Refusal("it comes with a later version", (False,)),
+    "return_hidden_states": Refusal("it comes with a later version of this server", (False,)),
+    "logprob_token_ids": Refusal("it comes with a later version of this server", ([],)),
+    "repetition_detection": Refusal("it comes with a later version of this server"),
+    "logits_processors": Refusal("code in a request is not run", ([],)),
+    "custom_logit_processor": Refusal("code in a request is not run", ("",)),
+    "stop_regex": Refusal("it comes with a later version; use stop", ("", [])),
+    "kv_transfer_params": Refusal(TRANSFER, ({},)),
+    "ec_transfer_params": Refusal(TRANSFER, ({},)),
+    "bootstrap_room": Refusal(TRANSFER),
+    "prompt_embeds": Refusal("prompts are text or token ids here"),
+    "lora": Refusal("adapters come with a later version of this server", ([],)),
+    "lora_path": Refusal("adapters come with a later version of this server"),
+    "mirostat": Refusal(SAMPLER, (0,)),
+    "typical_p": Refusal(SAMPLER, (1, 1.0)),
+    "xtc_probability": Refusal(SAMPLER, (0, 0.0)),
+    "dry_multiplier": Refusal(SAMPLER, (0, 0.0)),
+    "dynatemp_range": Refusal(SAMPLER, (0, 0.0)),
+    "watermarking": Refusal("it comes with a later version of this server"),
+}
+
+
+def refuse_unbuilt(fields: Mapping[str, Any]) -> None:
+    """Raises a 400 for the first field that asks for something this server cannot do."""
+    for name, value in fields.items():
+        refusal = REFUSALS.get(name)
+        if refusal is not None and value is not None and value not in refusal.neutral:
+            raise bad_request(
+                f"{name} cannot be honoured: {refusal.reason}.", name, "unsupported_parameter"
+            )
+    refuse_tools(fields)
+
+
+def refuse_tools(fields: Mapping[str, Any]) -> None:
+    """Tools that may not be called (``tool_choice: "none"``) and empty lists ask for nothing."""
+    if fields.get("tools") and fields.get("tool_choice") != "none":
+        raise bad_request(
+            "tools cannot be honoured: calls of tools come with a later version of this server. "
+            'Leave tools out or send tool_choice "none".',
+            "tools",
+            "unsupported_parameter",
+        )
+    choice = fields.get("tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise bad_request(
+            "tool_choice cannot be honoured: calls of tools come with a later version of this "
+            "server.",
+            "tool_choice",
+            "unsupported_parameter",
+        )

@@ -1,0 +1,67 @@
+"""What the handlers share: the served model, the engine, the limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from invar.api.body import UnknownFields
+from invar.api.errors import ApiError
+from invar.api.limits import Limits
+from invar.engine.door import Door
+from invar.observe.metrics import Metrics
+from invar.serving.async_engine import AsyncEngine
+from invar.text.chat_template import ChatTemplate
+from invar.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model as a client sees it."""
+
+    names: tuple[str, ...]  # the first is the one in responses
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    door: Door  # what the model allows, and how a request becomes complete
+    fingerprint: str
+    root: str = ""  # where the model came from
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.door.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.door.vocab_size
+
+    def check_name(self, name: str | None) -> None:
+        """No name means this model: there is only one."""
+        if name and name not in self.names:
+            shown = name[:200]
+            raise ApiError(
+                404,
+                f"The model `{shown}` does not exist. This server has: {', '.join(self.names)}.",
+                param="model",
+                code="model_not_found",
+            )
+
+
+@dataclass
+class Server:
+    """The state of one HTTP process."""
+
+    model: ServedModel
+    engine: AsyncEngine
+    metrics: Metrics
+    limits: Limits = field(default_factory=Limits)
+    strict_fields: bool = False
+    takes_priorities: bool = False  # the scheduler looks at them
+    api_keys: tuple[str, ...] = ()
+    clock: Callable[[], float] = time.time
+    unknown_fields: UnknownFields = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unknown_fields = UnknownFields(self.metrics, self.strict_fields)

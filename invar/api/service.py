@@ -1,0 +1,55 @@
+"""Routes that say what runs here: models, version, health, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from invar.api.chat import json_response
+from invar.api.errors import ApiError, engine_dead
+from invar.api.server import Server
+from invar.observe.build import version_text
+
+
+async def list_models(server: Server, request: Request) -> Response:
+    data = [model_card(server, name) for name in server.model.names]
+    return json_response({"object": "list", "data": data})
+
+
+async def one_model(server: Server, request: Request) -> Response:
+    """The id is a path: names of models hold slashes."""
+    name = request.path_params["model"]
+    if not name:
+        raise ApiError(404, "Name a model behind /v1/models/.", code="model_not_found")
+    server.model.check_name(name)
+    return json_response(model_card(server, name))
+
+
+def model_card(server: Server, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": server.model.created,
+        "owned_by": "invar",
+        "root": server.model.root or server.model.names[0],
+        "parent": None,
+        "max_model_len": server.model.max_model_len,
+        "permission": [],
+    }
+
+
+async def version(server: Server, request: Request) -> Response:
+    return json_response({"version": version_text(), "fingerprint": server.model.fingerprint})
+
+
+async def health(server: Server, request: Request) -> Response:
+    """Alive: this process answers and its engine has not ended. No token is generated for it."""
+    if server.engine.fatal is not None:
+        raise engine_dead(server.engine.fatal)
+    return Response(status_code=200)
+
+
+async def metrics(server: Server, request: Request) -> Response:
+    return Response(server.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,128 @@
+"""Server-sent events as raw ASGI, and noticing that a client has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from invar.api.errors import ApiError, bad_request, engine_failed
+from invar.serving.async_engine import Generation
+from invar.serving.choice import ChoiceDelta
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+]
+CLIENT_CLOSED = 499  # nginx's number for the access log; nobody receives it
+
+
+class DisconnectWatch:
+    """While open, the generation is cancelled as soon as the client leaves."""
+
+    def __init__(self, receive: Receive, generation: Generation) -> None:
+        self.disconnected = False
+        self._receive = receive
+        self._generation = generation
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> DisconnectWatch:
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._generation.cancel()  # does nothing when it has ended
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected = True
+        self._generation.cancel()
+
+
+class Frames(Protocol):
+    """A dialect's way to write a stream; each frame is one JSON object."""
+
+    def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]: ...
+
+    def closing(self) -> list[dict[str, Any]]: ...
+
+
+class EventStream(Response):
+    """A streamed answer. Headers wait for the engine's first word, so that an error is a status."""
+
+    def __init__(self, generation: Generation, frames: Frames) -> None:
+        self.background = None
+        self._generation = generation
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        async with DisconnectWatch(receive, self._generation) as watch:
+            async for deltas in self._generation:
+                if watch.disconnected:
+                    return
+                error = first_error(deltas)
+                if error is not None and not started:
+                    raise error
+                if error is not None:
+                    # No [DONE] behind it: a simple client would take the answer for complete.
+                    await send(body(event(error.body()), more=False))
+                    return
+                if not started:
+                    started = True
+                    await send(
+                        {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+                    )
+                await send(body(events(self._frames.deltas(deltas))))
+            if not watch.disconnected:
+                closing = events(self._frames.closing()) + event(b"[DONE]")
+                await send(body(closing, more=False))
+
+
+def event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def events(frames: Sequence[dict[str, Any]]) -> bytes:
+    return b"".join(event(msgspec.json.encode(frame)) for frame in frames)
+
+
+def body(data: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def first_error(deltas: Sequence[ChoiceDelta]) -> ApiError | None:
+    """The error of a call is the error of any of its choices."""
+    for delta in deltas:
+        if delta.error is not None:
+            return bad_request(delta.error) if delta.refused else engine_failed(delta.error)
+    return None
+
+
+async def collect(
+    generation: Generation, choices: int, receive: Receive
+) -> list[ChoiceDelta] | None:
+    """All choices in full, or None if the client left before the end. Raises ApiError."""
+    answers = [ChoiceDelta(index) for index in range(choices)]
+    async with DisconnectWatch(receive, generation) as watch:
+        async for deltas in generation:
+            error = first_error(deltas)
+            if error is not None:
+                raise error
+            for delta in deltas:
+                answers[delta.index].extend(delta)
+    return None if watch.disconnected else answers

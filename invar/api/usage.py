@@ -1,0 +1,34 @@
+"""Counting tokens of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from invar.serving.choice import ChoiceDelta
+
+
+@dataclass
+class Usage:
+    """Each prompt counts once, however many choices it has; tokens of all choices add up."""
+
+    prompt_tokens: int
+    choices_per_prompt: int
+    completion_tokens: int = 0
+    _cached: dict[int, int] = field(default_factory=dict)  # prompt → tokens found in the cache
+
+    def take(self, deltas: Sequence[ChoiceDelta]) -> None:
+        for delta in deltas:
+            self.completion_tokens += len(delta.token_ids)
+            prompt = delta.index // self.choices_per_prompt
+            self._cached[prompt] = max(self._cached.get(prompt, 0), delta.cached_tokens)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }

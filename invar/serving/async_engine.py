@@ -1,0 +1,220 @@
+"""The engine as the event loop sees it: submit a call, iterate over what comes, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from invar.engine.request import EngineOutput, EngineRequest, FinishReason
+from invar.observe.metrics import Metrics
+from invar.serving.choice import Assembler, Choice, ChoiceDelta
+from invar.serving.messages import Abort, Add, EnginePort, StepReport
+
+
+class EngineDeadError(RuntimeError):
+    """The engine has ended; nothing can be generated any more."""
+
+
+@dataclass(frozen=True)
+class ChoiceRequest:
+    """One choice of a call: what the engine computes and who turns it into text."""
+
+    request: EngineRequest
+    assembler: Assembler
+    named_stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass
+class _Live:
+    """An engine request in flight and the clock of its tokens (monotonic seconds)."""
+
+    generation: Generation
+    choice: Choice
+    request: EngineRequest
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    tokens: int = 0
+
+
+@dataclass(eq=False)
+class Generation:
+    """The answer to one call, all its choices together.
+
+    Iterating gives lists of deltas, at most one per choice: whatever has come since the last look.
+    The caller must ``cancel()`` when it stops before the end; cancelling twice does nothing.
+    """
+
+    id: str  # unique in this process and, by its random part, beyond it
+    _engine: AsyncEngine
+    _unfinished: set[str] = field(default_factory=set)
+    _pending: dict[int, ChoiceDelta] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]:
+        try:
+            while self._pending or self._unfinished:
+                await self._news.wait()
+                self._news.clear()
+                pending, self._pending = self._pending, {}
+                if pending:
+                    yield [pending[index] for index in sorted(pending)]
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        if self._unfinished:
+            self._engine.abort(self._unfinished)
+            self._unfinished = set()
+            self._news.set()
+
+    def put(self, request_id: str, delta: ChoiceDelta) -> None:
+        if delta.index in self._pending:
+            self._pending[delta.index].extend(delta)
+        else:
+            self._pending[delta.index] = delta
+        if delta.finish_reason is not None:
+            self._unfinished.discard(request_id)
+        self._news.set()
+
+
+class AsyncEngine:
+    """Owns the near end of the process boundary. Every method is called on the event loop."""
+
+    def __init__(self, port: EnginePort, metrics: Metrics) -> None:
+        self._port = port
+        self._metrics = metrics
+        self._live: dict[str, _Live] = {}
+        self._prefix = uuid.uuid4().hex[:12]
+        self._counter = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.fatal: str | None = None
+
+    @property
+    def unfinished(self) -> int:
+        """Engine requests in flight."""
+        return len(self._live)
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._port.start(self._deliver_from_thread)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._port.close)
+
+    def submit(self, choices: Sequence[ChoiceRequest]) -> Generation:
+        """Sends a call to the engine under ids of our own: a caller's id may be in use twice.
+
+        Raises EngineDeadError.
+        """
+        if self.fatal is not None:
+            raise EngineDeadError(self.fatal)
+        call = f"{self._prefix}-{next(self._counter)}"
+        now = time.monotonic()
+        generation = Generation(call, self)
+        requests = []
+        for index, choice in enumerate(choices):
+            request = dataclasses.replace(choice.request, id=f"{call}-{index}")
+            state = Choice(index, choice.assembler, choice.named_stop_ids)
+            self._live[request.id] = _Live(generation, state, request, arrival=now)
+            generation._unfinished.add(request.id)
+            requests.append(request)
+        self._port.send(Add(tuple(requests)))
+        return generation
+
+    def abort(self, request_ids: set[str]) -> None:
+        """Forgets requests and tells the engine, which drops them before its next step."""
+        for request_id in sorted(request_ids):
+            live = self._live.pop(request_id, None)
+            if live is not None:
+                self._observe_end(live, "abort")
+        self._port.send(Abort(tuple(sorted(request_ids))))
+
+    def _deliver_from_thread(self, report: StepReport) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, report)
+        except RuntimeError:
+            # The loop was closed while the last step ran: nobody is left to hear of it.
+            if not self._loop.is_closed():
+                raise
+
+    def _deliver(self, report: StepReport) -> None:
+        self._metrics.observe_step(report.stats, sum(len(o.token_ids) for o in report.outputs))
+        for request_id, reason in report.refused.items():
+            self._refuse(request_id, reason)
+        stops = []
+        for output in report.outputs:
+            live = self._live.get(output.request_id)
+            if live is not None and self._take(live, output):
+                stops.append(output.request_id)
+        if stops:
+            self._port.send(Abort(tuple(stops)))
+        if report.fatal is not None:
+            self._end_all(report.fatal)
+
+    def _refuse(self, request_id: str, reason: str) -> None:
+        live = self._live.pop(request_id, None)
+        if live is not None:
+            delta = failed_delta(live.choice, reason)
+            delta.refused = True
+            live.generation.put(request_id, delta)
+
+    def _take(self, live: _Live, output: EngineOutput) -> bool:
+        """Passes an output on; returns whether the engine must be told to stop."""
+        try:
+            delta, stop_engine = live.choice.take(output)
+        except Exception as error:
+            # Text that cannot be assembled is the fault of this request alone.
+            delta, stop_engine = failed_delta(live.choice, f"text assembly failed: {error}"), True
+        self._observe_tokens(live, output, len(delta.token_ids))
+        if delta.finish_reason is not None:
+            del self._live[live.request.id]
+            self._observe_end(live, delta.finish_reason)
+        live.generation.put(live.request.id, delta)
+        return stop_engine
+
+    def _observe_tokens(self, live: _Live, output: EngineOutput, tokens: int) -> None:
+        live.first_scheduled = output.timing.get("first_scheduled", live.first_scheduled)
+        if not tokens:
+            return
+        now = time.monotonic()
+        if live.last_token is None:
+            live.first_token = now
+            self._metrics.observe_first_token(
+                now - live.arrival, len(live.request.prompt_token_ids), output.cached_tokens
+            )
+        else:
+            self._metrics.observe_gap((now - live.last_token) / tokens, tokens)
+        live.last_token = now
+        live.tokens += tokens
+        self._metrics.generation_tokens.inc(tokens)
+
+    def _observe_end(self, live: _Live, reason: str) -> None:
+        self._metrics.observe_end(
+            reason=reason,
+            arrival=live.arrival,
+            first_scheduled=live.first_scheduled,
+            first_token=live.first_token,
+            last_token=live.last_token,
+            end=time.monotonic(),
+            prompt_tokens=len(live.request.prompt_token_ids),
+            output_tokens=live.tokens,
+            max_tokens=live.request.max_tokens,
+        )
+
+    def _end_all(self, reason: str) -> None:
+        self.fatal = reason
+        for live in list(self._live.values()):
+            del self._live[live.request.id]
+            live.generation.put(live.request.id, failed_delta(live.choice, reason))
+
+
+def failed_delta(choice: Choice, error: str) -> ChoiceDelta:
+    return ChoiceDelta(choice.index, finish_reason=FinishReason.ERROR, error=error)

@@ -1,0 +1,113 @@
+"""The engine on a thread of this process: obey commands, step, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Mapping
+
+from invar.engine.request import EngineOutput, FinishReason
+from invar.serving.messages import Abort, Add, Command, Deliver, StepEngine, StepReport
+
+logger = logging.getLogger("invar.serving")
+
+
+class EngineThread:
+    """An ``EnginePort`` whose far side is a thread."""
+
+    def __init__(self, engine: StepEngine) -> None:
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._live: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self, deliver: Deliver) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(deliver,), name="invar-engine", daemon=True
+        )
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        self._inbox.put(command)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._inbox.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, deliver: Deliver) -> None:
+        try:
+            while self._obey_commands():
+                refused, self._refused = self._refused, {}
+                outputs = self._step() if self._engine.has_unfinished else []
+                deliver(StepReport(outputs, refused, stats_by_name(self._engine.stats())))
+        except Exception as error:
+            logger.exception("the engine has ended")
+            deliver(StepReport([], fatal=f"{type(error).__name__}: {error}"))
+
+    def _obey_commands(self) -> bool:
+        """Takes what is in the inbox, waiting only while there is nothing to compute."""
+        block = not self._engine.has_unfinished and not self._refused
+        while True:
+            try:
+                command = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._obey(command)
+            block = False
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Abort):
+            for request_id in command.request_ids:
+                # An answer may have ended while its abort was on the way.
+                if request_id in self._live:
+                    self._live.discard(request_id)
+                    self._engine.abort(request_id)
+            return
+        assert isinstance(command, Add)
+        for request in command.requests:
+            try:
+                self._engine.add_request(request)
+                self._live.add(request.id)
+            except ValueError as error:
+                self._refused[request.id] = str(error)
+
+    def _step(self) -> list[EngineOutput]:
+        """One step. If it fails as a whole, all requests end with it; the engine goes on."""
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            logger.exception("a step failed; its requests are given up")
+            outputs = []
+            for request_id in sorted(self._live):
+                self._engine.abort(request_id)
+                outputs.append(failed(request_id, f"the step failed: {error}"))
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._live.discard(output.request_id)
+        return outputs
+
+
+def failed(request_id: str, error: str) -> EngineOutput:
+    return EngineOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error)
+
+
+def stats_by_name(stats: object) -> dict[str, float]:
+    """The numbers among the fields of ``stats``."""
+    if isinstance(stats, Mapping):
+        fields = dict(stats)
+    elif dataclasses.is_dataclass(stats):
+        fields = {f.name: getattr(stats, f.name) for f in dataclasses.fields(stats)}
+    else:
+        fields = vars(stats)
+    return {
+        name: float(value)
+        for name, value in fields.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
