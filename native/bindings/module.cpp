@@ -1,0 +1,88 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "bindings/bindings.h"
+#include "runtime/cpu.h"
+#include "runtime/machine.h"
+
+namespace invar::bindings {
+namespace nb = nanobind;
+namespace {
+
+constexpr std::pair<const char*, WeightFormat> kWeightFormats[] = {
+    {"f32", WeightFormat::f32},   {"f16", WeightFormat::f16},   {"bf16", WeightFormat::bf16},
+    {"q4_0", WeightFormat::q4_0}, {"q4_1", WeightFormat::q4_1}, {"q5_0", WeightFormat::q5_0},
+    {"q8_0", WeightFormat::q8_0}, {"q4_k", WeightFormat::q4_k}, {"q6_k", WeightFormat::q6_k}};
+
+constexpr std::pair<const char*, ActFormat> kActFormats[] = {{"f32", ActFormat::f32},
+                                                             {"bf16", ActFormat::bf16},
+                                                             {"q8_32", ActFormat::q8_32},
+                                                             {"q8_256", ActFormat::q8_256}};
+
+template <class Format, size_t Count>
+Format find_format(const std::pair<const char*, Format> (&known)[Count], const char* what,
+                   const std::string& name) {
+  std::string names;
+  for (const auto& [known_name, format] : known) {
+    if (name == known_name) return format;
+    names += (names.empty() ? "" : ", ") + std::string(known_name);
+  }
+  throw std::invalid_argument(std::string(what) + " '" + name + "' is not known (known: " + names +
+                              ")");
+}
+
+}  // namespace
+
+const Kernels& choose_kernels(const std::string& isa) {
+  return isa.empty() ? kernels() : kernels_for(isa);
+}
+
+WeightFormat weight_format(const std::string& name) {
+  return find_format(kWeightFormats, "weight format", name);
+}
+
+ActFormat act_format(const std::string& name) {
+  return find_format(kActFormats, "activation format", name);
+}
+
+const char* name_of(ActFormat format) {
+  for (const auto& [name, known] : kActFormats) {
+    if (known == format) return name;
+  }
+  return "?";
+}
+
+void bind_machine(nb::module_& module) {
+  module.def("cpu_info", [] {
+    nb::dict info;
+    info["isa"] = kernels().isa;
+    info["available_isas"] = available_isas();
+    info["usable_cores"] = usable_cores();
+    info["affinity_cpus"] = affinity_cpus();
+    return info;
+  });
+  module.def("int8_peak_gops", &int8_peak_gops, nb::arg("threads"), nb::arg("seconds") = 0.3,
+             nb::call_guard<nb::gil_scoped_release>());
+  module.def("read_rate_gbs", &read_rate_gbs, nb::arg("threads"),
+             nb::arg("bytes") = int64_t{256} << 20, nb::arg("seconds") = 0.5,
+             nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace invar::bindings
+
+NB_MODULE(_native, module) {
+  using namespace invar::bindings;
+  module.attr("NUMERIC_VERSION") = invar::kNumericVersion;
+  module.attr("PAGE_TOKENS") = invar::kPageTokens;
+  module.attr("PANEL_COLUMNS") = invar::kPanelColumns;
+  module.attr("MAX_TOP_LOGPROBS") = invar::kMaxTopLogprobs;
+  bind_machine(module);
+  bind_memory(module);
+  bind_plan(module);
+  bind_kernels(module);
+  bind_sampling(module);
+}

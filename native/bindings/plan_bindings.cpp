@@ -1,0 +1,134 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/plan_builder.h"
+#include "runtime/buffers.h"
+
+namespace invar::bindings {
+namespace {
+
+// [(kind, calls, nanoseconds)]
+nb::list profile_list(const Plan& plan) {
+  nb::list rows;
+  for (const StepTime& time : plan.profile()) {
+    rows.append(nb::make_tuple(time.kind, time.calls, time.nanoseconds));
+  }
+  return rows;
+}
+
+void run(PlanBuilder& builder, nb::handle batch, nb::handle result) {
+  const BatchView view = batch_view(batch, result);
+  Plan& plan = builder.plan();
+  const nb::gil_scoped_release release;
+  plan.run(view);
+}
+
+void clear_pages(PlanBuilder& builder, int64_t group, nb::handle pages) {
+  const auto ids = view<const int32_t, 1>(pages, "page_ids");
+  builder.plan().clear_pages(group, ids.data, ids.shape[0]);
+}
+
+nb::ndarray<nb::numpy, float> read_matrix(PlanBuilder& builder, int64_t id, int64_t rows) {
+  const Matrix matrix = builder.matrix_at(id);
+  if (rows < 0 || rows > matrix.rows) throw std::invalid_argument("read_matrix: too many rows");
+  auto out = new_array<float>({static_cast<size_t>(rows), static_cast<size_t>(matrix.width)});
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(out.data() + r * matrix.width, matrix.row(r), matrix.width * sizeof(float));
+  }
+  return out;
+}
+
+void bind_rows(nb::class_<PlanBuilder>& plan) {
+  plan.def("begin_rows", &PlanBuilder::begin_rows)
+      .def("embed", &PlanBuilder::embed, nb::arg("raw"), nb::arg("format"), nb::arg("factor"),
+           nb::arg("out"))
+      .def("rope_table", &PlanBuilder::rope_table, nb::arg("inv_freq"), nb::arg("magnitude"),
+           nb::arg("out"))
+      .def("rms_norm", &PlanBuilder::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
+           nb::arg("heads"), nb::arg("out"))
+      .def("quantize", &PlanBuilder::quantize, nb::arg("x"), nb::arg("out"))
+      .def("add", &PlanBuilder::add, nb::arg("a"), nb::arg("b"), nb::arg("out"))
+      .def("scale", &PlanBuilder::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
+      .def("soft_cap", &PlanBuilder::soft_cap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
+      .def("gated", &PlanBuilder::gated, nb::arg("gate"), nb::arg("up"), nb::arg("activation"),
+           nb::arg("out"))
+      .def("rope", &PlanBuilder::rope, nb::arg("x"), nb::arg("table"), nb::arg("style"),
+           nb::arg("pairs"), nb::arg("heads"), nb::arg("out"))
+      .def("store_kv", &PlanBuilder::store_kv, nb::arg("k"), nb::arg("v"), nb::arg("group"),
+           nb::arg("layer"))
+      .def("take_rows", &PlanBuilder::take_rows, nb::arg("x"), nb::arg("out"));
+}
+
+void bind_linear(nb::module_& module, nb::class_<PlanBuilder>& plan) {
+  nb::class_<SegmentSpec>(module, "Segment")
+      .def(
+          "__init__",
+          [](SegmentSpec* self, const std::string& format, int64_t x, nb::object memory,
+             int64_t offset, int64_t unit_stride, int64_t panels_per_unit, int64_t panels) {
+            new (self) SegmentSpec{weight_format(format), x,           memory, offset,
+                                   unit_stride,           panels_per_unit, panels};
+          },
+          nb::arg("format"), nb::arg("x"), nb::arg("memory"), nb::arg("offset"),
+          nb::arg("unit_stride"), nb::arg("panels_per_unit"), nb::arg("panels"));
+  nb::class_<HeadSpec>(module, "HeadTransform")
+      .def(nb::init<nb::object, nb::object, float, std::optional<int64_t>, std::string, int64_t>(),
+           nb::arg("bias").none(), nb::arg("norm").none(), nb::arg("eps"),
+           nb::arg("rope_table").none(), nb::arg("rope_style"), nb::arg("rope_pairs"));
+  plan.def("begin_linear", &PlanBuilder::begin_linear)
+      .def("part_store", &PlanBuilder::part_store, nb::arg("segment"), nb::arg("n"),
+           nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none())
+      .def("part_gated", &PlanBuilder::part_gated, nb::arg("gate"), nb::arg("up"), nb::arg("n"),
+           nb::arg("activation"), nb::arg("gate_bias").none(), nb::arg("up_bias").none(),
+           nb::arg("out").none(), nb::arg("act").none())
+      .def("part_query", &PlanBuilder::part_query, nb::arg("segment"), nb::arg("transform"),
+           nb::arg("head_dim"), nb::arg("heads"), nb::arg("out"))
+      .def("part_cache", &PlanBuilder::part_cache, nb::arg("key"), nb::arg("value"),
+           nb::arg("key_transform"), nb::arg("value_transform"), nb::arg("group"),
+           nb::arg("layer"));
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& module) {
+  nb::class_<PlanBuilder> plan(module, "Plan");
+  plan.def(nb::init<std::string, nb::object, int64_t, int64_t, int64_t, int64_t, int64_t, int,
+                    int64_t, int64_t>(),
+           nb::arg("isa"), nb::arg("memory"), nb::arg("scratch_offset"), nb::arg("max_tokens"),
+           nb::arg("max_sequences"), nb::arg("embedding_rows"), nb::arg("vocab"),
+           nb::arg("threads"), nb::arg("scratch_bytes"), nb::arg("sampling_scratch_bytes"))
+      .def("matrix", &PlanBuilder::matrix, nb::arg("offset"), nb::arg("width"), nb::arg("rows"))
+      .def("activations", &PlanBuilder::activations, nb::arg("offset"), nb::arg("format"),
+           nb::arg("k"), nb::arg("rows"))
+      .def("cache_group", &PlanBuilder::cache_group, nb::arg("memory"), nb::arg("slab_bytes"),
+           nb::arg("page_bytes"), nb::arg("pages_per_slab"), nb::arg("slabs"),
+           nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window"))
+      .def("begin_head", &PlanBuilder::begin_head)
+      .def("attention", &PlanBuilder::attention, nb::arg("q"), nb::arg("group"), nb::arg("layer"),
+           nb::arg("heads"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("out").none(),
+           nb::arg("act").none())
+      .def("sample", &PlanBuilder::sample, nb::arg("logits"))
+      .def("finish", &PlanBuilder::finish)
+      .def("run", &run, nb::arg("batch"), nb::arg("result"))
+      .def("clear_pages", &clear_pages, nb::arg("group"), nb::arg("page_ids"))
+      .def("read_matrix", &read_matrix, nb::arg("matrix"), nb::arg("rows"))
+      .def("set_profile", [](PlanBuilder& b, bool on) { b.plan().set_profile(on); })
+      .def("profile", [](PlanBuilder& b) { return profile_list(b.plan()); })
+      .def_prop_ro("progress", [](PlanBuilder& b) { return b.plan().progress(); })
+      .def_prop_ro("isa", [](PlanBuilder& b) { return b.plan().kernels().isa; });
+  bind_rows(plan);
+  bind_linear(module, plan);
+  module.attr("HEAD_ROWS") = kHeadRows;
+  module.attr("QUERY_CHUNK") = kQueryChunk;
+  module.def("matrix_stride", &matrix_stride, nb::arg("width"));
+  module.def("kv_head_bytes", &kv_head_bytes, nb::arg("head_dim"));
+  module.def("attention_scratch_bytes", &attention_scratch_bytes, nb::arg("isa"), nb::arg("group"),
+             nb::arg("head_dim"));
+  module.def("sampling_scratch_bytes", &sampling_scratch_bytes, nb::arg("isa"), nb::arg("vocab"));
+  module.def("linear_scratch_bytes", &linear_scratch_bytes, nb::arg("columns"));
+}
+
+}  // namespace invar::bindings

@@ -1,0 +1,126 @@
+// Row operations of PlanBuilder.
+#include <stdexcept>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "bindings/plan_builder.h"
+
+namespace invar::bindings {
+
+RopeStyle rope_style(const std::string& name) {
+  if (name == "interleaved") return RopeStyle::interleaved;
+  if (name == "half") return RopeStyle::half;
+  throw std::invalid_argument("rope style '" + name + "' is not known (known: interleaved, half)");
+}
+
+Activation activation_function(const std::string& name) {
+  if (name == "silu") return Activation::silu;
+  if (name == "gelu_tanh") return Activation::gelu_tanh;
+  throw std::invalid_argument("activation '" + name + "' is not known (known: silu, gelu_tanh)");
+}
+
+void PlanBuilder::embed(nb::object raw, const std::string& format, float factor, int64_t out) {
+  auto op = std::make_unique<EmbedOp>();
+  const auto rows_view = view<const uint8_t, 2>(raw, "embedding");
+  op->format = weight_format(format);
+  op->weight = rows_view.data;
+  op->row_bytes = rows_view.shape[1];
+  op->factor = factor;
+  op->out = matrix_at(out);
+  if (op->row_bytes != row_bytes_ggml(op->format, op->out.width) ||
+      rows_view.shape[0] < plan_->limits().embedding_rows) {
+    throw std::invalid_argument("plan: the embedding's rows do not fit its buffer");
+  }
+  retained_.push_back(std::move(raw));
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::rope_table(nb::object inv_freq, double magnitude, int64_t out) {
+  auto op = std::make_unique<RopeTableOp>();
+  const auto values = view<const double, 1>(inv_freq, "inv_freq");
+  op->inv_freq.assign(values.data, values.data + values.shape[0]);
+  op->magnitude = magnitude;
+  op->out = matrix_of_width(out, 2 * values.shape[0], "rope table");
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::rms_norm(int64_t x, nb::object weight, float eps, int64_t heads, int64_t out) {
+  auto op = std::make_unique<RmsNormOp>();
+  op->x = matrix_at(x);
+  op->out = matrix_of_width(out, op->x.width, "rms_norm output");
+  op->weight = floats(std::move(weight), op->x.width / heads, "rms_norm weight");
+  op->eps = eps;
+  op->heads = heads;
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::quantize(int64_t x, int64_t out) {
+  auto op = std::make_unique<QuantizeOp>();
+  op->out = activations_at(out);
+  op->x = matrix_of_width(x, op->out.k, "quantize input");
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::add(int64_t a, int64_t b, int64_t out) {
+  auto op = std::make_unique<AddOp>();
+  op->out = matrix_at(out);
+  op->a = matrix_of_width(a, op->out.width, "add input");
+  op->b = matrix_of_width(b, op->out.width, "add input");
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::scale(int64_t x, float factor, int64_t out) {
+  auto op = std::make_unique<ScaleOp>();
+  op->out = matrix_at(out);
+  op->x = matrix_of_width(x, op->out.width, "scale input");
+  op->factor = factor;
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::soft_cap(int64_t x, float cap, int64_t out) {
+  auto op = std::make_unique<SoftCapOp>();
+  op->out = matrix_at(out);
+  op->x = matrix_of_width(x, op->out.width, "soft_cap input");
+  op->cap = cap;
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::gated(int64_t gate, int64_t up, const std::string& activation, int64_t out) {
+  auto op = std::make_unique<GatedOp>();
+  op->out = matrix_at(out);
+  op->gate = matrix_of_width(gate, op->out.width, "gate");
+  op->up = matrix_of_width(up, op->out.width, "up");
+  op->activation = activation_function(activation);
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::rope(int64_t x, int64_t table, const std::string& style, int64_t pairs,
+                       int64_t heads, int64_t out) {
+  auto op = std::make_unique<RopeOp>();
+  op->x = matrix_at(x);
+  op->out = matrix_of_width(out, op->x.width, "rope output");
+  op->table = matrix_of_width(table, 2 * pairs, "rope table");
+  op->style = rope_style(style);
+  op->pairs = pairs;
+  op->heads = heads;
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::store_kv(int64_t k, int64_t v, int64_t group, int64_t layer) {
+  auto op = std::make_unique<StoreKvOp>();
+  const CacheGroup& cache = plan_->cache_group(group);
+  op->k = matrix_of_width(k, int64_t{cache.kv_heads} * cache.head_dim, "k");
+  op->v = matrix_of_width(v, int64_t{cache.kv_heads} * cache.head_dim, "v");
+  op->group = group;
+  op->layer_offset = layer_offset(group, layer);
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::take_rows(int64_t x, int64_t out) {
+  auto op = std::make_unique<TakeRowOp>();
+  op->out = matrix_at(out);
+  op->x = matrix_of_width(x, op->out.width, "take_rows input");
+  rows().add(std::move(op));
+}
+
+}  // namespace invar::bindings

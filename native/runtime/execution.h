@@ -1,0 +1,78 @@
+// What a native step may read while it runs, and the interface of a step.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "runtime/batch.h"
+
+namespace invar {
+
+// Pages of one cache group as the plan knows them.
+struct CacheGroup {
+  PageMap pages;
+  int64_t page_count;  // in the arena
+  int32_t kv_heads;
+  int32_t head_dim;
+  int64_t window;  // 0: all
+};
+
+// Limits and tables of a plan, and the step that runs now. Written by Plan::prepare on the calling
+// thread, read by all threads.
+struct Execution {
+  const Kernels* kernels;
+  std::vector<CacheGroup> groups;
+
+  const BatchView* batch = nullptr;
+  int64_t rows = 0;  // tokens that belong to a sequence; padding lies behind them
+  std::vector<int32_t> token_ids;        // [max_tokens], feedback resolved
+  std::vector<int32_t> token_sequence;   // [max_tokens]
+  std::vector<int32_t> token_position;   // [max_tokens], in the KV cache
+  std::vector<const uint32_t*> masks;    // [max_tokens], of the logit rows
+  std::vector<int32_t> query_sequence;   // [query_chunks], see steps_attention.cpp
+  std::vector<int32_t> query_first_row;  // [query_chunks]
+  int64_t query_chunks = 0;
+};
+
+// Query tokens of one attention item: enough to share every K and V load, few enough that a prompt
+// of 512 tokens makes items for many threads.
+constexpr int64_t kQueryChunk = 32;
+
+// What one thread knows of the region it takes part in.
+struct Worker {
+  int index = 0;
+  int count = 1;
+  int64_t rows = 0;         // of the part that runs: the step's tokens or the tile's logit rows
+  int64_t first_logit = 0;  // of the tile, in the batch's logit_rows
+  uint8_t* scratch = nullptr;           // Plan's scratch_bytes, 64-byte aligned
+  uint8_t* sampling_scratch = nullptr;  // zero between uses
+  std::atomic<int64_t>* next_item = nullptr;   // of the phase; starts at 0
+  std::atomic<uint64_t>* progress = nullptr;   // advanced per item of work, for a watchdog
+
+  int64_t take() const {
+    progress->fetch_add(1, std::memory_order_relaxed);
+    return next_item->fetch_add(1, std::memory_order_relaxed);
+  }
+};
+
+// One phase of a plan: all threads run it, then meet at a barrier.
+class Step {
+ public:
+  virtual ~Step() = default;
+  virtual void run(const Execution& execution, const Worker& worker) const = 0;
+  virtual int64_t scratch_bytes() const { return 0; }  // of Worker::scratch
+  virtual const char* kind() const = 0;                // for profiles
+};
+
+// Whether row r may start another thread's rows: tokens 2i and 2i + 1 of a page lie interleaved in
+// V, so that one thread writes both. Returns r or r + 1.
+inline int64_t pair_boundary(const Execution& e, int64_t r) {
+  const bool splits_pair = r > 0 && r < e.rows &&
+                           e.token_sequence[r] == e.token_sequence[r - 1] &&
+                           e.token_position[r] % 2 == 1;
+  return splits_pair ? r + 1 : r;
+}
+
+}  // namespace invar

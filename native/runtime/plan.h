@@ -1,0 +1,102 @@
+// A plan: native steps over pre-planned buffers, recorded once and replayed for every batch.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/batch.h"
+#include "runtime/execution.h"
+#include "runtime/threads.h"
+
+namespace invar {
+
+// Logit rows go through the head in tiles of this many, so that the logits buffer does not grow
+// with the number of requests.
+constexpr int64_t kHeadRows = 64;
+
+struct PlanLimits {
+  int64_t max_tokens;     // per step
+  int64_t max_sequences;  // per step
+  int64_t embedding_rows; // token ids that have an embedding
+  int64_t vocab;          // ids that can be sampled
+  int threads;
+  int64_t scratch_bytes;           // per thread, a multiple of 64
+  int64_t sampling_scratch_bytes;  // per thread, a multiple of 64
+};
+
+struct StepTime {
+  std::string kind;
+  int64_t calls;
+  int64_t nanoseconds;  // of thread 0, the wait at the barrier included
+};
+
+class Plan {
+ public:
+  // `scratch`: threads * (scratch_bytes + sampling_scratch_bytes), 64-byte aligned and zero.
+  Plan(const Kernels& kernels, const PlanLimits& limits, uint8_t* scratch);
+
+  // Pages of a cache group; returns its number. Throws std::invalid_argument if slab and page sizes
+  // do not fit together.
+  int64_t add_cache_group(const CacheGroup& group);
+
+  // Appends a step to the body or, after begin_head, to the head. Throws std::invalid_argument if
+  // it wants more scratch than was planned.
+  void add(std::unique_ptr<Step> step);
+  void begin_head() { in_head_ = true; }
+
+  // Runs one batch on all threads, body once, head per tile of logit rows. Throws
+  // std::invalid_argument for a batch that does not fit the plan (nothing has run then).
+  void run(const BatchView& batch);
+
+  // Fills pages with NaN: bf16 and fp32 alike read it as such.
+  void clear_pages(int64_t group, const int32_t* pages, int64_t count) const;
+
+  void set_profile(bool on) { profile_ = on; }
+  std::vector<StepTime> profile() const;
+
+  // Advanced per item of work. Standing still while a step runs means a hang.
+  uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+  const Kernels& kernels() const { return *execution_.kernels; }
+  const PlanLimits& limits() const { return limits_; }
+  const CacheGroup& cache_group(int64_t group) const { return execution_.groups.at(group); }
+
+ private:
+  void check(const BatchView& batch) const;
+  void check_sequence(const BatchView& batch, int64_t sequence) const;
+  void check_sampling(const BatchView& batch) const;
+  void prepare(const BatchView& batch);
+  void place_tokens(const BatchView& batch);
+  void run_thread(int thread);
+  void run_step(const Step& step, Worker& worker, uint32_t phase);
+
+  PlanLimits limits_;
+  uint8_t* scratch_;
+  Execution execution_;
+  std::vector<std::unique_ptr<Step>> body_, head_;
+  bool in_head_ = false;
+  bool profile_ = false;
+  std::vector<int32_t> samples_;  // of the previous step, for feedback
+  int64_t sample_count_ = 0;
+
+  std::mutex running_;
+  Barrier barrier_;
+  // Three counters in turn: while phase p uses one, that of p + 1 is zeroed, and a slow thread may
+  // still look at that of p - 1 (see run_step).
+  struct alignas(64) Counter {
+    std::atomic<int64_t> value{0};
+  };
+  std::array<Counter, 3> counters_;
+  alignas(64) std::atomic<uint64_t> progress_{0};
+  std::atomic<bool> failed_{false};
+  std::mutex error_lock_;
+  std::exception_ptr error_;
+  std::vector<StepTime> times_;
+};
+
+}  // namespace invar

@@ -1,0 +1,60 @@
+#include "runtime/steps_attention.h"
+
+#include <algorithm>
+
+namespace invar {
+
+int64_t AttentionStep::scratch_bytes() const {
+  const int64_t workspace = (workspace_bytes + 63) / 64 * 64;
+  if (act.data == nullptr) return workspace;
+  return workspace + result_bytes() +
+         act_layout(act.format, heads / kv_heads * head_dim).row_bytes;
+}
+
+void AttentionStep::run(const Execution& e, const Worker& w) const {
+  const int64_t items = e.query_chunks * kv_heads;
+  for (int64_t item = w.take(); item < items; item = w.take()) {
+    // Backwards: the last chunk of a prompt sees the most keys, and the longest items go first.
+    run_item(e, w, e.query_chunks - 1 - item / kv_heads, item % kv_heads);
+  }
+}
+
+void AttentionStep::run_item(const Execution& e, const Worker& w, int64_t chunk,
+                             int64_t kv_head) const {
+  const CacheGroup& cache = e.groups[group];
+  const int32_t sequence = e.query_sequence[chunk];
+  const int64_t row = e.query_first_row[chunk];
+  const int64_t columns = heads / kv_heads * head_dim;
+  AttentionItem item{};
+  item.tokens = static_cast<int32_t>(
+      std::min<int64_t>(kQueryChunk, e.batch->query_start[sequence + 1] - row));
+  item.q = q.row(row) + kv_head * columns;
+  item.q_stride = q.stride_floats();
+  item.group = static_cast<int32_t>(heads / kv_heads);
+  item.head_dim = head_dim;
+  item.first_position = e.token_position[row];
+  item.window = cache.window;
+  item.kv_len = e.batch->kv_len[sequence];
+  item.scale = scale;
+  item.soft_cap = soft_cap;
+  item.pages = cache.pages;
+  item.block_table = e.batch->block_tables[group].row(sequence);
+  item.offset_in_page = layer_offset + kv_head * kv_head_bytes(head_dim);
+  item.workspace = w.scratch;
+  if (act.data == nullptr) {
+    item.out = out.row(row) + kv_head * columns;
+    item.out_stride = out.stride_floats();
+    e.kernels->attention->run(item);
+    return;
+  }
+  uint8_t* result = w.scratch + (workspace_bytes + 63) / 64 * 64;
+  item.out = reinterpret_cast<float*>(result);
+  item.out_stride = columns;
+  e.kernels->attention->run(item);
+  for (int64_t t = 0; t < item.tokens; ++t) {
+    quantize_columns(*e.kernels->linear, act, row + t, kv_head * columns, columns,
+                     item.out + t * columns, result + result_bytes());
+  }
+}
+
+}  // namespace invar

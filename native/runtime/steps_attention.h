@@ -1,0 +1,34 @@
+// Attention over pages, one item per (chunk of query tokens, KV head).
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/buffers.h"
+#include "runtime/execution.h"
+
+namespace invar {
+
+class AttentionStep : public Step {
+ public:
+  Matrix q;
+  Matrix out;        // data null: `act` takes the result
+  Activations act;   // data null: `out` takes the result
+  int64_t group;
+  int64_t layer_offset;  // of the layer's first head in a page
+  int64_t heads;
+  float scale;
+  float soft_cap;  // 0: none
+  int32_t head_dim, kv_heads;
+  int64_t workspace_bytes;  // of the kernel for kQueryChunk tokens
+
+  void run(const Execution& execution, const Worker& worker) const override;
+  int64_t scratch_bytes() const override;
+  const char* kind() const override { return "attention"; }
+
+ private:
+  int64_t result_bytes() const { return kQueryChunk * heads / kv_heads * head_dim * 4; }
+  void run_item(const Execution& execution, const Worker& worker, int64_t chunk,
+                int64_t kv_head) const;
+};
+
+}  // namespace invar

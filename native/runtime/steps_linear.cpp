@@ -1,0 +1,217 @@
+#include "runtime/steps_linear.h"
+
+#include <algorithm>
+
+#include "runtime/steps_rows.h"
+
+namespace invar {
+namespace {
+
+// Up to this many rows the weights' bytes are what a product costs: every thread then streams one
+// contiguous share of the panels. Above it, items come off a counter.
+constexpr int64_t kFewRows = 16;
+
+// A tile of 64 KiB leaves most of a 512 KiB L2 to the panel and to activation rows.
+constexpr int64_t kTileFloats = 16384;
+constexpr int64_t kMaxBlockRows = 128;
+
+int64_t tile_rows(int64_t columns) {
+  return std::clamp<int64_t>(kTileFloats / columns / 16 * 16, 16, kMaxBlockRows);
+}
+
+}  // namespace
+
+int64_t linear_scratch_bytes(int64_t columns) {
+  // The tile, and for an epilogue one row of activations of any format (fp32 is the widest).
+  return ((tile_rows(columns) + 2) * columns * 4 + 256 + 63) / 64 * 64;
+}
+
+void LinearStep::add(Part part) {
+  Shape shape{0, 0, 0, 0};
+  for (const Segment& segment : part.segments) {
+    shape.columns += segment.panels_per_unit * kPanelColumns;
+    shape.unit_bytes += segment.panels_per_unit * panel_bytes(segment.format, segment.x.k);
+  }
+  shape.block_rows = tile_rows(shape.columns);
+  if (!parts_.empty()) shape.first_unit = shapes_.back().first_unit + parts_.back().units;
+  // One row more: a boundary between rows may move by one (pair_boundary).
+  const int64_t tile_bytes = (shape.block_rows + 1) * shape.columns * 4;
+  scratch_bytes_ = std::max(scratch_bytes_, tile_bytes + part.epilogue->scratch_bytes());
+  parts_.push_back(std::move(part));
+  shapes_.push_back(shape);
+  share_units();
+}
+
+void LinearStep::share_units() {
+  int64_t total = 0;
+  for (size_t p = 0; p < parts_.size(); ++p) total += parts_[p].units * shapes_[p].unit_bytes;
+  first_unit_.assign(threads_ + 1, shapes_.back().first_unit + parts_.back().units);
+  int thread = 0;
+  int64_t before = 0;
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    for (int64_t u = 0; u < parts_[p].units; ++u, before += shapes_[p].unit_bytes) {
+      // The unit goes to the thread whose share holds the unit's middle.
+      const int64_t middle = before + shapes_[p].unit_bytes / 2;
+      while (thread < threads_ && middle >= total / threads_ * thread) {
+        first_unit_[thread++] = shapes_[p].first_unit + u;
+      }
+    }
+  }
+}
+
+void LinearStep::run(const Execution& e, const Worker& w) const {
+  if (w.rows <= kFewRows) {
+    run_static(e, w);
+  } else {
+    run_dynamic(e, w);
+  }
+}
+
+void LinearStep::run_static(const Execution& e, const Worker& w) const {
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const int64_t first = std::max(first_unit_[w.index], shapes_[p].first_unit);
+    const int64_t last =
+        std::min(first_unit_[w.index + 1], shapes_[p].first_unit + parts_[p].units);
+    for (int64_t unit = first; unit < last; ++unit) {
+      run_rows(e, w, p, unit - shapes_[p].first_unit, 0, w.rows);
+    }
+  }
+  w.progress->fetch_add(1, std::memory_order_relaxed);
+}
+
+void LinearStep::run_dynamic(const Execution& e, const Worker& w) const {
+  int64_t begin = 0;  // of the part's items
+  int64_t item = w.take();
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const int64_t block = shapes_[p].block_rows;
+    const int64_t blocks = (w.rows + block - 1) / block;
+    for (; item < begin + parts_[p].units * blocks; item = w.take()) {
+      const int64_t unit = (item - begin) / blocks;
+      int64_t first = (item - begin) % blocks * block;
+      int64_t last = std::min(first + block, w.rows);
+      if (parts_[p].epilogue->writes_pages()) {
+        first = pair_boundary(e, first);
+        last = pair_boundary(e, last);
+      }
+      run_rows(e, w, p, unit, first, last);
+    }
+    begin += parts_[p].units * blocks;
+  }
+}
+
+void LinearStep::run_rows(const Execution& e, const Worker& w, size_t part, int64_t unit,
+                          int64_t first, int64_t last) const {
+  const Shape& shape = shapes_[part];
+  Tile tile{unit, first, 0, reinterpret_cast<float*>(w.scratch), shape.columns,
+            w.scratch + (shape.block_rows + 1) * shape.columns * 4};
+  while (tile.first_row < last) {
+    const int64_t left = last - tile.first_row;
+    tile.rows = left <= shape.block_rows + 1 ? left : shape.block_rows;
+    run_tile(e, part, tile);
+    tile.first_row += tile.rows;
+  }
+}
+
+void LinearStep::run_tile(const Execution& e, size_t part, Tile tile) const {
+  const Epilogue& epilogue = *parts_[part].epilogue;
+  const Matrix direct = epilogue.direct();
+  if (direct.data != nullptr) {
+    tile.data = direct.row(tile.first_row) + tile.unit * shapes_[part].columns;
+    tile.stride = direct.stride_floats();
+  }
+  float* out = tile.data;
+  for (const Segment& s : parts_[part].segments) {
+    const int64_t bytes = panel_bytes(s.format, s.x.k);
+    const uint8_t* panel = s.panels + tile.unit * s.unit_stride;
+    const int64_t count =
+        std::min(s.panels_per_unit, s.panel_count - tile.unit * s.panels_per_unit);
+    for (int64_t j = 0; j < count; ++j) {
+      e.kernels->linear->gemm(s.format, panel + j * bytes, s.x.k, s.x.row(tile.first_row),
+                              s.x.layout.row_bytes, static_cast<int>(tile.rows),
+                              out + j * kPanelColumns, tile.stride);
+    }
+    out += s.panels_per_unit * kPanelColumns;
+  }
+  if (direct.data == nullptr) epilogue.apply(e, tile);
+}
+
+void StoreEpilogue::apply(const Execution& e, const Tile& tile) const {
+  const int64_t column = tile.unit * unit_columns;
+  const int64_t columns = std::min(unit_columns, n - column);
+  const RowKernels& kernel = *e.kernels->rows;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    float* x = tile.row(r);
+    float* to = out.row(tile.first_row + r) + column;
+    if (bias != nullptr) kernel.add(x, bias + column, columns, residual.data ? x : to);
+    if (residual.data != nullptr) {
+      kernel.add(x, residual.row(tile.first_row + r) + column, columns, to);
+    }
+  }
+}
+
+int64_t GatedEpilogue::scratch_bytes() const {
+  return act.data == nullptr ? 0 : act_layout(act.format, half_columns).row_bytes;
+}
+
+void GatedEpilogue::apply(const Execution& e, const Tile& tile) const {
+  const int64_t column = tile.unit * half_columns;
+  const int64_t columns = std::min(half_columns, n - column);
+  const RowKernels& kernel = *e.kernels->rows;
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t row = tile.first_row + r;
+    float* gate = tile.row(r);
+    float* up = gate + half_columns;
+    if (gate_bias != nullptr) kernel.add(gate, gate_bias + column, columns, gate);
+    if (up_bias != nullptr) kernel.add(up, up_bias + column, columns, up);
+    if (act.data == nullptr) {
+      kernel.gated(activation, gate, up, columns, out.row(row) + column);
+    } else {
+      kernel.gated(activation, gate, up, columns, gate);
+      quantize_columns(*e.kernels->linear, act, row, column, columns, gate, tile.scratch);
+    }
+  }
+}
+
+namespace {
+
+// In place on one head of `dim` floats; `index` is the head's number.
+void transform_head(const Execution& e, const HeadTransform& t, int64_t row, int64_t index,
+                    int64_t dim, float* head) {
+  const RowKernels& kernel = *e.kernels->rows;
+  if (t.bias != nullptr) kernel.add(head, t.bias + index * dim, dim, head);
+  if (t.norm != nullptr) kernel.rms_norm(head, t.norm, t.eps, dim, head);
+  if (t.rope_table.data != nullptr) {
+    kernel.rope(t.style, t.rope_table.row(row), t.pairs, dim, head);
+  }
+}
+
+}  // namespace
+
+void QueryEpilogue::apply(const Execution& e, const Tile& tile) const {
+  const int64_t first = tile.unit * heads_per_unit;
+  const int64_t count = std::min(heads_per_unit, heads - first);
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t row = tile.first_row + r;
+    for (int64_t h = 0; h < count; ++h) {
+      transform_head(e, transform, row, first + h, head_dim, tile.row(r) + h * head_dim);
+    }
+    std::copy_n(tile.row(r), count * head_dim, out.row(row) + first * head_dim);
+  }
+}
+
+void CacheEpilogue::apply(const Execution& e, const Tile& tile) const {
+  const int64_t first = tile.unit * heads_per_unit;
+  const int64_t count = std::min(heads_per_unit, heads - first);
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    const int64_t row = tile.first_row + r;
+    for (int64_t h = 0; h < count; ++h) {
+      float* k = tile.row(r) + h * head_dim;
+      float* v = k + half_columns;
+      transform_head(e, key, row, first + h, head_dim, k);
+      transform_head(e, value, row, first + h, head_dim, v);
+      store_kv(e, group, row, layer_offset + (first + h) * kv_head_bytes(head_dim), k, v);
+    }
+  }
+}
+
+}  // namespace invar

@@ -1,0 +1,85 @@
+#include "runtime/steps_rows.h"
+
+#include <cstring>
+
+namespace invar {
+
+void RowStep::run(const Execution& e, const Worker& w) const {
+  const int64_t first = pair_boundary(e, w.rows * w.index / w.count);
+  const int64_t last = pair_boundary(e, w.rows * (w.index + 1) / w.count);
+  for (int64_t row = first; row < last && row < w.rows; ++row) {
+    for (const auto& op : ops_) op->run(e, w, row);
+  }
+  w.progress->fetch_add(1, std::memory_order_relaxed);
+}
+
+void EmbedOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->linear->dequantize_row(format, weight + e.token_ids[row] * row_bytes, out.width,
+                                    out.row(row));
+  if (factor != 1.0f) e.kernels->rows->scale(out.row(row), factor, out.width, out.row(row));
+}
+
+void RopeTableOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->rope_table(e.batch->positions[row], inv_freq.data(), magnitude,
+                              static_cast<int64_t>(inv_freq.size()), out.row(row));
+}
+
+void RmsNormOp::run(const Execution& e, const Worker&, int64_t row) const {
+  const int64_t width = x.width / heads;
+  for (int64_t head = 0; head < heads; ++head) {
+    e.kernels->rows->rms_norm(x.row(row) + head * width, weight, eps, width,
+                              out.row(row) + head * width);
+  }
+}
+
+void QuantizeOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->linear->quantize(out.format, x.row(row), out.k, out.row(row));
+}
+
+void AddOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->add(a.row(row), b.row(row), out.width, out.row(row));
+}
+
+void ScaleOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->scale(x.row(row), factor, out.width, out.row(row));
+}
+
+void SoftCapOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->soft_cap(x.row(row), cap, out.width, out.row(row));
+}
+
+void GatedOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->gated(activation, gate.row(row), up.row(row), out.width, out.row(row));
+}
+
+void RopeOp::run(const Execution& e, const Worker&, int64_t row) const {
+  const int64_t dim = x.width / heads;
+  std::memcpy(out.row(row), x.row(row), x.width * sizeof(float));
+  for (int64_t head = 0; head < heads; ++head) {
+    e.kernels->rows->rope(style, table.row(row), pairs, dim, out.row(row) + head * dim);
+  }
+}
+
+void StoreKvOp::run(const Execution& e, const Worker&, int64_t row) const {
+  const CacheGroup& cache = e.groups[group];
+  for (int64_t head = 0; head < cache.kv_heads; ++head) {
+    store_kv(e, group, row, layer_offset + head * kv_head_bytes(cache.head_dim),
+             k.row(row) + head * cache.head_dim, v.row(row) + head * cache.head_dim);
+  }
+}
+
+void TakeRowOp::run(const Execution& e, const Worker& w, int64_t row) const {
+  const int64_t source = e.batch->logit_rows[w.first_logit + row];
+  std::memcpy(out.row(row), x.row(source), x.width * sizeof(float));
+}
+
+void store_kv(const Execution& e, int64_t group, int64_t row, int64_t offset_in_page,
+              const float* k, const float* v) {
+  const CacheGroup& cache = e.groups[group];
+  const int32_t position = e.token_position[row];
+  const int32_t* table = e.batch->block_tables[group].row(e.token_sequence[row]);
+  uint8_t* page = cache.pages.at(table[position / kPageTokens]) + offset_in_page;
+  e.kernels->attention->store(k, v, cache.head_dim, position % kPageTokens, page);
+}
+
+}  // namespace invar

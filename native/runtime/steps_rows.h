@@ -1,0 +1,109 @@
+// Row-wise operations: what needs nothing but one row runs in one phase, without barriers between.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "runtime/buffers.h"
+#include "runtime/execution.h"
+
+namespace invar {
+
+class RowOp {
+ public:
+  virtual ~RowOp() = default;
+  virtual void run(const Execution& execution, const Worker& worker, int64_t row) const = 0;
+};
+
+// Every thread takes a contiguous share of the rows and runs all operations on each of them.
+class RowStep : public Step {
+ public:
+  void add(std::unique_ptr<RowOp> op) { ops_.push_back(std::move(op)); }
+  void run(const Execution& execution, const Worker& worker) const override;
+  const char* kind() const override { return "rows"; }
+
+ private:
+  std::vector<std::unique_ptr<RowOp>> ops_;
+};
+
+// Rows of a GGML-layout weight by token id, times a factor (1: none).
+struct EmbedOp : RowOp {
+  WeightFormat format;
+  const uint8_t* weight;
+  int64_t row_bytes;
+  float factor;
+  Matrix out;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct RopeTableOp : RowOp {
+  std::vector<double> inv_freq;
+  double magnitude;
+  Matrix out;  // cos[pairs] then sin[pairs]
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct RmsNormOp : RowOp {
+  Matrix x, out;
+  const float* weight;
+  float eps;
+  int64_t heads;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct QuantizeOp : RowOp {
+  Matrix x;
+  Activations out;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct AddOp : RowOp {
+  Matrix a, b, out;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct ScaleOp : RowOp {
+  Matrix x, out;
+  float factor;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct SoftCapOp : RowOp {
+  Matrix x, out;
+  float cap;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct GatedOp : RowOp {
+  Matrix gate, up, out;
+  Activation activation;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct RopeOp : RowOp {
+  Matrix x, out, table;
+  RopeStyle style;
+  int64_t pairs, heads;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+// K and V of one token, all heads of a layer, into its page.
+struct StoreKvOp : RowOp {
+  Matrix k, v;
+  int64_t group;
+  int64_t layer_offset;  // of the layer's first head in the page
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+// Row logit_rows[row] of the tile.
+struct TakeRowOp : RowOp {
+  Matrix x, out;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+// K and V of one head of token `row` into its page.
+void store_kv(const Execution& execution, int64_t group, int64_t row, int64_t offset_in_page,
+              const float* k, const float* v);
+
+}  // namespace invar
