@@ -1,0 +1,30 @@
+"""Fixtures of the text tests."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from text.llama_cpp_vectors import data_folder
+
+from invar.text.tokenizer import Tokenizer
+from invar.weights.gguf import GGUFFile
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_data() -> Path:
+    """The folder with llama.cpp's vocabularies and templates."""
+    return data_folder()
+
+
+@pytest.fixture(scope="session")
+def vocabulary_tokenizer(llama_cpp_data: Path) -> Callable[[str], Tokenizer]:
+    """Builds the tokenizer of one of llama.cpp's vocabularies by name, once per session."""
+
+    @functools.cache
+    def build(name: str) -> Tokenizer:
+        return Tokenizer.from_gguf(GGUFFile(llama_cpp_data / f"ggml-vocab-{name}.gguf").metadata)
+
+    return build
