@@ -1,0 +1,156 @@
+#include "kernels/sampling.h"
+
+namespace invar::INVAR_ISA {
+
+// ---------------------------------------------------------------- workspace
+
+static SampleWork plan_work(uint8_t* base, int64_t vocab) {
+  int64_t used = 0;
+  auto take = [&](int64_t bytes) {
+    uint8_t* p = base + used;
+    used += (bytes + 63) / 64 * 64;
+    return p;
+  };
+  SampleWork w;
+  w.vocab = vocab;
+  w.stripes = stripes_of(vocab);
+  w.counts = reinterpret_cast<int32_t*>(take(vocab * 4));
+  w.raw_maxima = reinterpret_cast<float*>(take(w.stripes * kStripeMaxima * 4));
+  w.adjusted_maxima = reinterpret_cast<float*>(take(w.stripes * kStripeMaxima * 4));
+  w.keys = reinterpret_cast<int32_t*>(take(w.stripes * kStripeMaxima * 4));
+  w.sums = reinterpret_cast<uint64_t*>(take(w.stripes * 8));
+  w.bins = reinterpret_cast<uint64_t*>(take(kBins * 8));
+  w.adjusted = reinterpret_cast<float*>(take(vocab * 4));
+  w.candidates = reinterpret_cast<Candidate*>(take(vocab * int64_t(sizeof(Candidate))));
+  w.spare = reinterpret_cast<Candidate*>(take(vocab * int64_t(sizeof(Candidate))));
+  w.bytes = used;
+  return w;
+}
+
+static int64_t workspace_bytes(int64_t vocab) {
+  alignas(64) uint8_t base[1];
+  return plan_work(base, vocab).bytes;
+}
+
+// ---------------------------------------------------------------- adjustments
+
+static bool penalised(const SampleRow& row) {
+  return row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
+         row.presence_penalty != 0.0f;
+}
+
+// Every distinct id of the history once: its count among the output ids sits in the low bits, the
+// flag says that it occurs at all. The second walk applies and clears.
+static void apply_penalties(const SampleRow& row, int64_t vocab, int32_t* counts, float* x) {
+  constexpr int32_t kSeen = 1 << 30;
+  for (int64_t i = 0; i < row.history_len; i++) {
+    const int32_t id = row.history[i];
+    if (id < 0 || id >= vocab) continue;  // placeholders of media are no tokens
+    counts[id] = (counts[id] | kSeen) + (i >= row.prompt_len);
+  }
+  for (int64_t i = 0; i < row.history_len; i++) {
+    const int32_t id = row.history[i];
+    if (id < 0 || id >= vocab || counts[id] == 0) continue;
+    const int32_t count = counts[id] & ~kSeen;
+    counts[id] = 0;
+    float logit = x[id];
+    if (row.repetition_penalty != 1.0f)
+      logit = logit > 0 ? logit / row.repetition_penalty : logit * row.repetition_penalty;
+    if (count > 0) {
+      logit = logit - row.frequency_penalty * float(count);
+      logit = logit - row.presence_penalty;
+    }
+    x[id] = logit;
+  }
+}
+
+static void apply_bias(const SampleRow& row, int64_t vocab, float* x) {
+  for (int64_t i = 0; i < row.bias_len; i++) {
+    const int32_t id = row.bias_ids[i];
+    if (id < 0 || id >= vocab) continue;
+    const float bias = row.bias_values[i];
+    x[id] = bias == -kInfinity ? bias : x[id] + bias;
+  }
+}
+
+static void apply_mask(const uint32_t* mask, int64_t vocab, float* x) {
+  for (int64_t start = 0; start < vocab; start += 32) {
+    const uint32_t word = mask[start / 32];
+    if (word == ~0u) continue;
+    const int64_t end = start + 32 < vocab ? start + 32 : vocab;
+    for (int64_t id = start; id < end; id++)
+      if ((word >> (id - start) & 1) == 0) x[id] = -kInfinity;
+  }
+}
+
+// ---------------------------------------------------------------- report
+
+// log of the sum of e^(x - max), from integer weights at temperature 1. The one call of libm.
+static double log_sum(const Logits& logits, SampleWork& work) {
+  const Pool all{logits, nullptr, logits.n, {logits.max, 1.0f}, 0};
+  return __builtin_log(double(sum_pool(all, work.sums)) * 0x1p-40);
+}
+
+static float log_probability(float logit, float max, double log_sum) {
+  const double difference = logit == max ? 0.0 : double(logit) - double(max);
+  return float(difference - log_sum);
+}
+
+static void report_top(const Logits& logits, int32_t count, double log_sum, SampleWork& work,
+                       SampleResult& result) {
+  const Ranked ranked = rank_first(logits, count < logits.n ? count : logits.n, work);
+  for (int32_t i = 0; i < count; i++) {
+    const bool exists = i < ranked.n;  // a vocabulary may be shorter than the report
+    result.top_ids[i] = exists ? ranked.list[i].id : 0;
+    result.top_logprobs[i] =
+        exists ? log_probability(from_key(ranked.list[i].key), logits.max, log_sum) : -kInfinity;
+  }
+}
+
+// ---------------------------------------------------------------- one row
+
+static Logits adjust(const Logits& raw, const SampleRow& row, SampleWork& work, bool& finite) {
+  const bool penalties = penalised(row) && row.history_len > 0;
+  if (!penalties && row.bias_len == 0 && row.mask == nullptr) return raw;
+  work.used_adjusted = true;
+  memcpy(work.adjusted, raw.x, size_t(raw.n) * 4);
+  if (penalties) apply_penalties(row, raw.n, work.counts, work.adjusted);
+  apply_bias(row, raw.n, work.adjusted);
+  if (row.mask != nullptr) apply_mask(row.mask, raw.n, work.adjusted);
+  const Extent extent = find_maxima(work.adjusted, raw.n, work.adjusted_maxima);
+  finite = !extent.nan && extent.max != -kInfinity;
+  return {work.adjusted, raw.n, work.adjusted_maxima, extent.max};
+}
+
+static void sample_row(const float* x, int64_t vocab, const SampleRow& row, SampleResult& result,
+                       SampleWork& work) {
+  const Extent extent = find_maxima(x, vocab, work.raw_maxima);
+  result.finite = !extent.nan && extent.max != -kInfinity;
+  result.token = 0;
+  result.rank = 0;
+  result.logprob = -kInfinity;
+  if (!result.finite) return;
+  const Logits raw{x, vocab, work.raw_maxima, extent.max};
+  if (row.score) {
+    result.token = row.score_token;
+  } else {
+    const Logits adjusted = adjust(raw, row, work, result.finite);
+    if (!result.finite) return;
+    result.token = draw(adjusted, row, work);
+  }
+  const double sum = log_sum(raw, work);
+  result.logprob = log_probability(x[result.token], extent.max, sum);
+  result.rank = rank_of(raw, result.token);
+  if (row.top_logprobs > 0) report_top(raw, row.top_logprobs, sum, work, result);
+}
+
+static void sample(const float* logits, int64_t vocab, const SampleRow& row, SampleResult& result,
+                   void* workspace) {
+  SampleWork work = plan_work(static_cast<uint8_t*>(workspace), vocab);
+  sample_row(logits, vocab, row, result, work);
+  work.clear();
+}
+
+extern const SamplingKernels sampling_kernels = {sample, workspace_bytes};
+
+}  // namespace invar::INVAR_ISA

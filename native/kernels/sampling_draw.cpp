@@ -1,0 +1,175 @@
+#include "kernels/sampling.h"
+
+namespace invar::INVAR_ISA {
+
+// ---------------------------------------------------------------- weights of ids
+
+uint64_t sum_pool(const Pool& pool, uint64_t* sums) {
+  alignas(64) float e[kStripeIds];
+  uint64_t total = 0;
+  for (int64_t s = 0; s < stripes_of(pool.n); s++) {
+    const int64_t count = pool.stripe(s, e);
+    sums[s] = sum_weights(e, count, pool.least);
+    total += sums[s];
+  }
+  return total;
+}
+
+// The id, in the pool's order, whose cumulative weight passes r; sums are those of the pool.
+static int32_t pick(const Pool& pool, const uint64_t* sums, uint64_t r) {
+  int64_t s = 0;
+  for (; r >= sums[s]; s++) r -= sums[s];
+  alignas(64) float e[kStripeIds];
+  const int64_t count = pool.stripe(s, e);
+  int64_t i = 0;
+  for (; i + 1 < count; i++) {
+    const uint64_t w = pool.weight(e[i]);
+    if (r < w) break;
+    r -= w;
+  }
+  return pool.id(s * kStripeIds + i);
+}
+
+// How many of the pool, in its order, until their weights reach `threshold`; n + 1 if they do not.
+static int64_t prefix_reaching(const Pool& pool, uint64_t threshold) {
+  alignas(64) float e[kStripeIds];
+  uint64_t sum = 0;
+  for (int64_t s = 0; s < stripes_of(pool.n); s++) {
+    const int64_t count = pool.stripe(s, e);
+    for (int64_t i = 0; i < count; i++) {
+      sum += weight_of(e[i]);
+      if (sum >= threshold) return s * kStripeIds + i + 1;
+    }
+  }
+  return pool.n + 1;
+}
+
+// ceil(top_p * total) with top_p as an integer over 2^32, rounded up (exact from 2^-8 on); at
+// least 1, so that one token is always kept.
+static uint64_t top_p_threshold(float top_p, uint64_t total) {
+  const double shifted = double(top_p) * 0x1p32;
+  uint64_t p = shifted > 0 ? uint64_t(shifted) : 0;
+  if (double(p) < shifted) p++;
+  const unsigned __int128 product = (unsigned __int128)p * total;
+  const uint64_t threshold = uint64_t((product + 0xffffffffu) >> 32);
+  return threshold > 0 ? threshold : 1;
+}
+
+// ceil(min_p * 2^40): the highest weight is 2^40, whatever the logits.
+static uint64_t min_p_threshold(float min_p) {
+  if (!(min_p > 0)) return 0;
+  const double shifted = double(min_p < 1 ? min_p : 1.0f) * 0x1p40;
+  const uint64_t p = uint64_t(shifted);
+  return double(p) < shifted ? p + 1 : p;
+}
+
+// ---------------------------------------------------------------- truncation
+
+INVAR_INLINE int64_t maxima_of(const Logits& logits) {
+  return stripes_of(logits.n) * kStripeMaxima;
+}
+
+Ranked rank_first(const Logits& logits, int64_t k, SampleWork& work) {
+  const int64_t maxima = maxima_of(logits);
+  const float bound = k <= maxima ? kth_largest(logits.maxima, maxima, k, work.keys) : -kInfinity;
+  const int64_t n = collect(logits, {bound, kLastId}, work.candidates);
+  work.use(n);
+  return {sort_by_rank(work.candidates, work.spare, n), n};
+}
+
+static Boundary boundary_at(const Candidate& candidate) {
+  return {from_key(candidate.key), candidate.id};
+}
+
+enum class Measure { ids, weights };
+
+// The id, by rank, with which the measure reaches `threshold`: a histogram finds the bin, and only
+// that bin is ranked. In the last bin nothing has weight, so there the cut makes no difference.
+template <Measure measure>
+static Boundary find_crossing(const Logits& logits, Scale scale, uint64_t threshold,
+                              SampleWork& work) {
+  alignas(64) float e[kStripeIds];
+  alignas(64) int32_t bins[kStripeIds];
+  const Pool all{logits, nullptr, logits.n, scale, 0};
+  for (int64_t s = 0; s < stripes_of(logits.n); s++) {
+    const int64_t count = all.stripe(s, e);
+    bin_logits(logits.x + s * kStripeIds, count, scale, bins);
+    for (int64_t i = 0; i < count; i++)
+      work.bins[bins[i]] += measure == Measure::weights ? weight_of(e[i]) : 1;
+  }
+  int bin = 0;
+  for (; bin < kBins - 1 && work.bins[bin] < threshold; bin++) threshold -= work.bins[bin];
+  memset(work.bins, 0, kBins * sizeof(uint64_t));
+  if (bin == kBins - 1) return {-kInfinity, kLastId};
+
+  int64_t n = 0;
+  for (int64_t s = 0; s < stripes_of(logits.n); s++) {
+    const int64_t start = s * kStripeIds;
+    const int64_t count = logits.n - start < kStripeIds ? logits.n - start : kStripeIds;
+    bin_logits(logits.x + start, count, scale, bins);
+    for (int64_t i = 0; i < count; i++)
+      if (bins[i] == bin) work.candidates[n++] = {key_of(logits.x[start + i]), int32_t(start + i)};
+  }
+  work.use(n);
+  const Candidate* ranked = sort_by_rank(work.candidates, work.spare, n);
+  if (measure == Measure::ids) return boundary_at(ranked[threshold - 1]);
+  return boundary_at(ranked[prefix_reaching({logits, ranked, n, scale, 0}, threshold) - 1]);
+}
+
+// How many candidates to rank before a top_p without top_k is settled. A peaked distribution, the
+// common case, is covered by far fewer; ranking 256 costs less than one pass over the logits.
+constexpr int64_t kFirstRanked = 256;
+
+// The cut of top_p where `kept` has passed top_k: its total sets the threshold.
+static Boundary cut_by_p(const Pool& kept, float top_p, SampleWork& work) {
+  const Logits& logits = kept.logits;
+  const uint64_t threshold = top_p_threshold(top_p, sum_pool(kept, work.sums));
+  const int64_t maxima = maxima_of(logits);
+  const Ranked ranked = rank_first(logits, kFirstRanked < maxima ? kFirstRanked : maxima, work);
+  const int64_t n = prefix_reaching({logits, ranked.list, ranked.n, kept.scale, 0}, threshold);
+  if (n <= ranked.n) return boundary_at(ranked.list[n - 1]);
+  return find_crossing<Measure::weights>(logits, kept.scale, threshold, work);
+}
+
+static bool cuts_by_k(const SampleRow& row, int64_t vocab) {
+  return row.top_k > 0 && row.top_k < vocab;
+}
+
+// The last id, by rank, that top_k keeps, and after it top_p.
+static Boundary truncate(const Logits& logits, const SampleRow& row, Scale scale,
+                         SampleWork& work) {
+  const bool by_p = row.top_p < 1.0f;
+  Pool kept{logits, nullptr, logits.n, scale, 0};
+  if (!cuts_by_k(row, logits.n)) return cut_by_p(kept, row.top_p, work);
+  if (row.top_k > maxima_of(logits)) {
+    const Boundary last = find_crossing<Measure::ids>(logits, scale, row.top_k, work);
+    if (!by_p) return last;
+    kept.n = collect(logits, last, work.candidates);
+    kept.list = work.candidates;
+    work.use(kept.n);
+    return cut_by_p(kept, row.top_p, work);
+  }
+  kept.list = rank_first(logits, row.top_k, work).list;
+  kept.n = row.top_k;
+  if (by_p)
+    kept.n = prefix_reaching(kept, top_p_threshold(row.top_p, sum_pool(kept, work.sums)));
+  return boundary_at(kept.list[kept.n - 1]);
+}
+
+// ---------------------------------------------------------------- draw
+
+int32_t draw(const Logits& logits, const SampleRow& row, SampleWork& work) {
+  // A subnormal temperature is zero, since denormals are flushed.
+  if (row.temperature < 0x1p-126f) return first_maximum(logits);
+  const Scale scale{logits.max, row.temperature};
+  Pool pool{logits, nullptr, logits.n, scale, min_p_threshold(row.min_p)};
+  if (cuts_by_k(row, logits.n) || row.top_p < 1.0f) {
+    pool.n = collect(logits, truncate(logits, row, scale, work), work.candidates);
+    pool.list = work.candidates;
+    work.use(pool.n);
+  }
+  const uint64_t total = sum_pool(pool, work.sums);
+  return pick(pool, work.sums, below(philox(row.seed, row.position, row.choice), total));
+}
+
+}  // namespace invar::INVAR_ISA
