@@ -219,7 +219,8 @@ class GraphBuilder:
         rotated = 2 * len(rope.inv_freq)
         if x.width % heads or x.width // heads < rotated:
             raise GraphError(
-                f"rope: {heads} heads in a row of {x.width} cannot rotate {rotated} dimensions each"
+                f"rope of {self._origin(x)}: {heads} heads in a row of {x.width} "
+                f"cannot rotate {rotated} dimensions each"
             )
         return self._append(lambda out: ApplyRope(out, x, heads, rope), x.width)
 
@@ -274,7 +275,15 @@ class GraphBuilder:
 
     def _same_width(self, operation: str, a: Value, b: Value) -> None:
         if a.width != b.width:
-            raise GraphError(f"{operation}: {a.name} and {b.name} are {a.width} and {b.width} wide")
+            raise GraphError(
+                f"{operation}: {self._origin(a)} gives {a.width} columns, "
+                f"{self._origin(b)} {b.width}"
+            )
+
+    def _origin(self, value: Value) -> str:
+        """What made a value, in the words of the model file."""
+        op = next(op for op in self.ops if op.out == value)
+        return str(getattr(op, "weight", type(op).__name__))
 
     def _append(self, make: Any, width: int) -> Value:
         out = Value(f"v{len(self.ops)}", width)

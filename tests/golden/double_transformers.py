@@ -17,12 +17,12 @@ def double_precision() -> Iterator[None]:
     float32 rounding shows.
     """
     saved = torch.float, torch.float32, torch.Tensor.float, torch.get_default_dtype()
-    torch.float = torch.float32 = torch.float64  # type: ignore[misc]
-    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+    torch.float = torch.float32 = torch.float64
+    torch.Tensor.float = torch.Tensor.double
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
         torch.set_default_dtype(saved[3])
-        torch.float, torch.float32 = saved[:2]  # type: ignore[misc]
-        torch.Tensor.float = saved[2]  # type: ignore[method-assign]
+        torch.float, torch.float32 = saved[:2]
+        torch.Tensor.float = saved[2]

@@ -1,6 +1,6 @@
 """Makes the tiny models and their golden logits. By hand, where torch and transformers are:
 
-    PYTHONPATH=. python tests/golden/make.py
+    PYTHONPATH=.:tests python tests/golden/make.py
 
 Written with torch 2.13.0 and transformers 5.24.0. Weights are random float32 values from a fixed
 seed; the logits are computed by `transformers` in double precision.
@@ -8,15 +8,17 @@ seed; the logits are computed by `transformers` in double precision.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from double_transformers import double_precision
-from gguf_names import gguf_metadata, gguf_tensors
-from tiny_tokenizer import VOCAB_SIZE, tokenizer_metadata
+from golden.double_transformers import double_precision
+from golden.gguf_names import gguf_metadata, gguf_tensors
+from golden.tiny_tokenizer import VOCAB_SIZE, tokenizer_metadata
 from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
@@ -25,11 +27,13 @@ from transformers.models.mistral.modeling_mistral import MistralForCausalLM
 from invar.weights.formats import QuantType
 from invar.weights.gguf_writer import GGUFWriter
 
+Doubles = npt.NDArray[np.float64]
+
 HERE = Path(__file__).parent
 PROMPT_TOKENS = 48
 GOLDEN_ROWS = (0, 1, 2, 3, 6, 7, 8, 11, 12, 13, 23, 31, 32, 40, 46, 47)
 
-SHARED = {
+SHARED: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -41,14 +45,14 @@ SHARED = {
     "rms_norm_eps": float(np.float32(1e-5)),  # what GGUF can hold
     "attn_implementation": "eager",
 }
-LLAMA3_SCALING = {
+LLAMA3_SCALING: dict[str, Any] = {
     "rope_type": "llama3",
     "factor": 4.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-LINEAR_SCALING = {"rope_type": "linear", "factor": 8.0}
+LINEAR_SCALING: dict[str, Any] = {"rope_type": "linear", "factor": 8.0}
 
 LLAMA_SHAPES: dict[str, dict[str, Any]] = {
     # More rows in the embedding than tokens in the vocabulary, as padded models have.
@@ -83,24 +87,38 @@ GEMMA_SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def fill(model: torch.nn.Module, seed: int) -> None:
-    """Random float32 values, large enough that attention is far from uniform."""
+def fill(model: Any, seed: int) -> None:
+    """Random float32 values, such that attention is far from uniform and answers are varied.
+
+    An embedding that is small in the residual stream leaves the next token to the layers: with a
+    tied output a large one would only repeat the last token. The last norm makes up for it.
+    """
     random = np.random.default_rng(seed)
+    config = model.config
+    is_gemma = type(model) is Gemma3ForCausalLM
+    root = math.sqrt(config.hidden_size)
+    embedding_width = 0.1 / root if is_gemma else 0.1
+    last_norm = 2 / (embedding_width * root) if config.tie_word_embeddings else 1.0
     for name, parameter in model.named_parameters():
         value = random.standard_normal(parameter.shape)
         if name.endswith("norm.weight"):
-            is_gemma = type(model) is Gemma3ForCausalLM
-            value = (1 + 0.2 * value).astype(np.float32).astype(np.float64) - is_gemma
+            size = last_norm if name == "model.norm.weight" else 1.0
+            value = as_float32(size * (1 + 0.2 * value)) - is_gemma
         elif name.endswith("bias"):
-            value = (0.2 * value).astype(np.float32)
+            value = as_float32(0.2 * value)
         elif "embed" in name:
-            value = (0.5 * value).astype(np.float32)
+            value = as_float32(embedding_width * value)
         else:
-            value = (1.5 * value / np.sqrt(parameter.shape[1])).astype(np.float32)
-        parameter.data = torch.from_numpy(value.astype(np.float64))
+            value = as_float32(1.5 * value / np.sqrt(parameter.shape[1]))
+        parameter.data = torch.from_numpy(value)
 
 
-def write_model(name: str, model: torch.nn.Module, architecture: str, seed: int) -> None:
+def as_float32(values: Doubles) -> Doubles:
+    """Doubles that a float32 can hold."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+def write_model(name: str, model: Any, architecture: str, seed: int) -> None:
     model.eval()
     fill(model, seed)
     config: Any = model.config
@@ -121,25 +139,28 @@ def write_model(name: str, model: torch.nn.Module, architecture: str, seed: int)
     np.savez_compressed(
         HERE / f"{name}.npz", token_ids=token_ids.astype(np.int32), rows=rows, logits=logits[rows]
     )
-    print(f"{name}: logits {logits.std():.2f} wide, {sum(t.size for t in tensors.values())} weights")
+    print(
+        f"{name}: logits {logits.std():.2f} wide, {sum(t.size for t in tensors.values())} weights"
+    )
 
 
-def llama3_factors(config: Any) -> np.ndarray:
+def llama3_factors(config: Any) -> npt.NDArray[np.float32]:
     """What the converter writes as rope_freqs.weight: plain frequencies over scaled ones."""
     rope = LlamaRotaryEmbedding(config)
     plain, _ = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
-    return (plain / rope.inv_freq).numpy().astype(np.float32)
+    factors: npt.NDArray[np.float32] = (plain / rope.inv_freq).numpy().astype(np.float32)
+    return factors
 
 
 def write_rope_tables() -> None:
     """cos and sin `[positions, pairs]` for each kind of scaling, with Llama 3.1's own numbers."""
     positions = np.array([0, 1000, 9000, 100000])
-    scalings = {
+    scalings: dict[str, dict[str, Any]] = {
         "default": {"rope_type": "default"},
         "linear": LINEAR_SCALING,
         "llama3": LLAMA3_SCALING | {"factor": 8.0, "original_max_position_embeddings": 8192},
     }
-    arrays: dict[str, np.ndarray] = {"positions": positions}
+    arrays: dict[str, Any] = {"positions": positions}
     for kind, scaling in scalings.items():
         shape = SHARED | {"head_dim": 64, "max_position_embeddings": 131072}
         rope_parameters = {"rope_theta": 500000.0, **scaling}

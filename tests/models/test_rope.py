@@ -1,0 +1,130 @@
+"""Frequencies against tables of `transformers` in double precision (cases B57 and B58)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from golden.tiny_models import HERE
+from models.memory_source import MemorySource
+
+from invar.graph.graph import RopeStyle
+from invar.models.metadata import ArchitectureKeys, ConfigError
+from invar.models.rope import FACTORS_TENSOR, Frequencies, rope_from_gguf, scaled_frequencies
+
+BASE, DIM = 500000.0, 64
+SCALINGS: dict[str, dict[str, Any] | None] = {
+    "default": None,
+    "linear": {"rope_type": "linear", "factor": 8.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+# Largest difference of a cosine or sine at position 100,000 (case B57).
+TABLE_TOLERANCE = 1e-6
+# A factor in float32 is off by up to 2^-24; the fastest frequency that is scaled turns 100,000 * 2
+# pi / 2048 radians.
+FACTOR_TOLERANCE = 100_000 * 2 * np.pi / 2048 * 2.0**-24
+
+
+@pytest.fixture(scope="module")
+def tables() -> Mapping[str, npt.NDArray[Any]]:
+    with np.load(HERE / "rope_tables.npz") as arrays:
+        return dict(arrays)
+
+
+def difference(kind: str, frequencies: Frequencies, tables: Mapping[str, Any]) -> float:
+    angles = tables["positions"][:, None] * np.array(frequencies)
+    cos = np.abs(np.cos(angles) - tables[f"{kind}_cos"]).max()
+    return float(max(cos, np.abs(np.sin(angles) - tables[f"{kind}_sin"]).max()))
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_tables_equal_the_reference(kind: str, tables: Mapping[str, Any]) -> None:
+    assert tables["positions"].tolist() == [0, 1000, 9000, 100000]
+    frequencies = scaled_frequencies(BASE, DIM, SCALINGS[kind])
+    assert difference(kind, frequencies, tables) < TABLE_TOLERANCE
+
+
+def test_one_kind_is_not_taken_for_another(tables: Mapping[str, Any]) -> None:
+    for kind in SCALINGS:
+        for other in SCALINGS.keys() - {kind}:
+            frequencies = scaled_frequencies(BASE, DIM, SCALINGS[other])
+            assert difference(kind, frequencies, tables) > 0.1
+
+
+def gguf_source(**metadata: Any) -> MemorySource:
+    keys = {f"llama.{key.replace('__', '.')}": value for key, value in metadata.items()}
+    return MemorySource({"llama.rope.freq_base": BASE} | keys, {})
+
+
+def frequencies_of(source: MemorySource) -> Frequencies:
+    keys = ArchitectureKeys(source.metadata, "llama")
+    return rope_from_gguf(source, keys, DIM, RopeStyle.INTERLEAVED).inv_freq
+
+
+def test_gguf_without_scaling(tables: Mapping[str, Any]) -> None:
+    for source in (gguf_source(), gguf_source(rope__scaling__type="none")):
+        assert difference("default", frequencies_of(source), tables) < TABLE_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"rope__scaling__type": "linear", "rope__scaling__factor": 8.0},
+        {"rope__scaling__factor": 8.0},
+        {"rope__scale_linear": 8.0},
+    ],
+)
+def test_gguf_with_a_linear_factor(metadata: dict[str, Any], tables: Mapping[str, Any]) -> None:
+    frequencies = frequencies_of(gguf_source(**metadata))
+    assert difference("linear", frequencies, tables) < TABLE_TOLERANCE
+
+
+def test_gguf_with_the_factor_tensor(tables: Mapping[str, Any]) -> None:
+    source = gguf_source()
+    source.put(FACTORS_TENSOR, tables["llama3_factors"])
+    frequencies = frequencies_of(source)
+    assert difference("llama3", frequencies, tables) < FACTOR_TOLERANCE
+    # The factors as stored, to the last bit of what double precision makes of them.
+    plain = np.array(scaled_frequencies(BASE, DIM, None))
+    expected = plain / tables["llama3_factors"].astype(np.float64)
+    np.testing.assert_allclose(frequencies, expected, rtol=1e-15)
+
+
+def test_a_factor_tensor_of_another_length_is_refused(tables: Mapping[str, Any]) -> None:
+    source = gguf_source()
+    source.put(FACTORS_TENSOR, tables["llama3_factors"][:-1])
+    with pytest.raises(ConfigError, match=r"31 factors, expected 32"):
+        frequencies_of(source)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "longrope", "Linear", "su"])
+def test_an_unknown_kind_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=kind):
+        scaled_frequencies(BASE, DIM, {"rope_type": kind, "factor": 2.0})
+    with pytest.raises(ConfigError, match=kind):
+        frequencies_of(gguf_source(rope__scaling__type=kind))
+
+
+def test_both_spellings_of_the_kind() -> None:
+    expected = scaled_frequencies(BASE, DIM, {"rope_type": "linear", "factor": 4.0})
+    assert scaled_frequencies(BASE, DIM, {"type": "linear", "factor": 4.0}) == expected
+    both = {"type": "linear", "rope_type": "linear", "factor": 4.0}
+    assert scaled_frequencies(BASE, DIM, both) == expected
+    with pytest.raises(ConfigError, match="linear and llama3"):
+        scaled_frequencies(BASE, DIM, both | {"rope_type": "llama3"})
+    with pytest.raises(ConfigError, match="found none"):
+        scaled_frequencies(BASE, DIM, {"factor": 4.0})
+
+
+def test_missing_parameters_are_named() -> None:
+    with pytest.raises(ConfigError, match="high_freq_factor, low_freq_factor, original_max"):
+        scaled_frequencies(BASE, DIM, {"rope_type": "llama3", "factor": 8.0})
