@@ -189,7 +189,7 @@ class _Conversation:
         """Shield every string; `whole` spellings stay in what the assistant wrote."""
 
         def guard_answer(text: str) -> str:
-            return shield.guard_except(text, whole)
+            return shield.guard(text, whole)
 
         def guarded(value: Any, change: Callable[[str], str]) -> Any:
             return plain_copy(value, "", change)

@@ -11,8 +11,10 @@ the template. So the character follows every occurrence of a character with whic
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from invar.text.errors import ChatTemplateError
@@ -24,7 +26,7 @@ _CANDIDATES = tuple(chr(code) for code in range(0xFDD0, 0xFDF0))
 class ContentShield:
     """Puts shields into strings. One object serves one rendering."""
 
-    def __init__(self, markers: Collection[str], used_text: Iterable[str]) -> None:
+    def __init__(self, markers: frozenset[str], used_text: Iterable[str]) -> None:
         """`markers`: spellings of special tokens. `used_text`: what must not contain the shield."""
         used = set[str]()
         for text in used_text:
@@ -36,23 +38,15 @@ class ContentShield:
                 "remove at least one"
             )
         self.character = free[0]
-        self._markers = sorted(markers, key=len, reverse=True)
-        self._tails = {
-            marker[start:] for marker in self._markers for start in range(1, len(marker) - 1)
-        }
-        self._longest_tail = max(map(len, self._tails), default=0)
-        self._pattern = _risky_places(self._markers, ())
+        self._markers = markers
 
-    def guard(self, text: str) -> str:
-        """The text with shields inside everything that could form a special token."""
-        return self._guard(text, self._pattern)
+    def guard(self, text: str, whole: frozenset[str] = frozenset()) -> str:
+        """The text with shields inside everything that could form a special token.
 
-    def guard_except(self, text: str, whole: Collection[str]) -> str:
-        """`guard`, but spellings in `whole` stay as they are."""
-        return self._guard(text, _risky_places(self._markers, whole)) if whole else self.guard(text)
-
-    def _guard(self, text: str, pattern: re.Pattern[str] | None) -> str:
-        if pattern is None or not text:
+        Spellings in `whole` stay as they are.
+        """
+        rules = _shielding_rules(self._markers, whole)
+        if rules.places is None or not text:
             return text
         character = self.character
 
@@ -62,16 +56,33 @@ class ContentShield:
                 return found
             return found[0] + character + found[1:]
 
-        guarded = pattern.sub(shielded, text)
+        guarded = rules.places.sub(shielded, text)
         # The rest of a spelling whose beginning the template itself might write.
         if len(text) > 1 and any(
-            text[:length] in self._tails for length in range(2, self._longest_tail + 1)
+            text[:length] in rules.tails for length in range(2, rules.longest_tail + 1)
         ):
             guarded = guarded[0] + character + guarded[1:]
         return guarded
 
 
-def _risky_places(markers: list[str], whole: Collection[str]) -> re.Pattern[str] | None:
+@dataclass(frozen=True, slots=True)
+class _ShieldingRules:
+    """Where shields go. `tails`: ends of spellings, at least two characters long."""
+
+    places: re.Pattern[str] | None
+    tails: frozenset[str]
+    longest_tail: int
+
+
+# A tokenizer has thousands of spellings and a handful of `whole` sets: worked out once each.
+@functools.lru_cache(maxsize=16)
+def _shielding_rules(markers: frozenset[str], whole: frozenset[str]) -> _ShieldingRules:
+    tails = frozenset(marker[start:] for marker in markers for start in range(1, len(marker) - 1))
+    longest = max(map(len, tails), default=0)
+    return _ShieldingRules(_risky_places(markers, whole), tails, longest)
+
+
+def _risky_places(markers: frozenset[str], whole: frozenset[str]) -> re.Pattern[str] | None:
     """Matches opening characters of spellings, and whole spellings that begin with a letter.
 
     Letters cannot be broken at every occurrence: templates compare words such as a schema's types.

@@ -106,6 +106,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             "Convert the model again with a current converter"
         )
     pretokenizer = _pretokenizer(metadata) if model == "gpt2" else None
+    stops_by_text = _stop_ids_by_text(ids, token_types)
+    _hide_stops(stops_by_text, token_types, merges)
     bos, eos = _boundary_ids(metadata, model, token_types)
     default_add_bos = model in ("llama", "gemma4", "bert") or bool(
         pretokenizer and pretokenizer.add_bos
@@ -128,7 +130,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_eos=eos is not None and _flag(metadata, "add_eos_token", model == "t5"),
         add_separator=_flag(metadata, "add_sep_token", model == "bert"),
         add_space_prefix=_flag(metadata, "add_space_prefix", model in ("llama", "t5")),
-        stop_token_ids=_stop_ids(metadata, ids, token_types, eos),
+        stop_token_ids=_stop_ids(metadata, set(stops_by_text.values()), len(tokens), eos),
         strips_right="phi3" in str(metadata.get("general.name", "")).lower().replace("-", ""),
         options=metadata,
     )
@@ -243,28 +245,38 @@ def _boundary_ids(
     return pick("bos_token_id", default_bos), pick("eos_token_id", default_eos)
 
 
-def _stop_ids(
-    metadata: Mapping[str, Any],
-    ids: dict[str, int],
-    token_types: npt.NDArray[np.int32],
-    eos: int | None,
-) -> frozenset[int]:
-    """Ids at which an answer ends: the eos, eot and eom keys, and tokens known by their text."""
-    by_text: dict[str, int] = {}
-    for text in _STOP_TEXTS | _STOP_TEXTS_IF_CONTROL:
-        token_id = ids.get(text)
-        if token_id is not None and (
-            text in _STOP_TEXTS or token_types[token_id] == TokenType.CONTROL
-        ):
-            by_text[text] = token_id
+def _stop_ids_by_text(ids: dict[str, int], token_types: npt.NDArray[np.int32]) -> dict[str, int]:
+    by_text = {text: ids[text] for text in _STOP_TEXTS if text in ids}
+    for text in _STOP_TEXTS_IF_CONTROL:
+        if text in ids and token_types[ids[text]] == TokenType.CONTROL:
+            by_text[text] = ids[text]
     # In the harmony format <|end|> closes a message, not the answer.
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|flush|>", "<|calls|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)
-    stops = set(by_text.values())
-    for name in ("eot_token_id", "eom_token_id"):
-        token_id_by_key = _token_id(metadata, name, len(token_types))
-        if token_id_by_key is not None:
-            stops.add(token_id_by_key)
-    if eos is not None:
-        stops.add(eos)
-    return frozenset(stops)
+    return by_text
+
+
+def _hide_stops(
+    by_text: dict[str, int], token_types: npt.NDArray[np.int32], merges: list[str]
+) -> None:
+    """Type mistyped stop tokens as control, in place: they must be found in prompts, not shown.
+
+    A token that merging builds out of ordinary text stays what it is.
+    """
+    mistyped = {
+        text
+        for text, token_id in by_text.items()
+        if token_types[token_id] in (TokenType.NORMAL, TokenType.USER_DEFINED)
+    }
+    if mistyped:
+        mistyped -= {merge.replace(" ", "", 1) for merge in merges}
+    for text in mistyped:
+        token_types[by_text[text]] = TokenType.CONTROL
+
+
+def _stop_ids(
+    metadata: Mapping[str, Any], by_text: set[int], vocab_size: int, eos: int | None
+) -> frozenset[int]:
+    """Ids at which an answer ends: the eos, eot and eom keys, and tokens known by their text."""
+    named = [_token_id(metadata, f"{name}_token_id", vocab_size) for name in ("eot", "eom")]
+    return frozenset(by_text | {token_id for token_id in (*named, eos) if token_id is not None})

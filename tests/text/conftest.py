@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from text.llama_cpp_vectors import data_folder
 
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
+
+# A loaded machine is no failure.
+settings.register_profile("invar", deadline=None)
+settings.load_profile("invar")
 
 
 @pytest.fixture(scope="session")

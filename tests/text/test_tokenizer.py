@@ -226,6 +226,17 @@ def test_harmony_end_of_message_ends_no_answer() -> None:
     assert 1 in Tokenizer.from_gguf(byte_level(control=control[:3])).stop_token_ids
 
 
+def test_mistyped_stop_tokens_are_control_tokens() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level(user_defined=("<|eot_id|>", "<think>")))
+    assert tokenizer.is_control(3)
+    assert not tokenizer.is_control(4)
+    assert 3 in tokenizer.stop_token_ids
+    # One that ordinary text merges into is ordinary text.
+    words = {"words": ("[E", "[EO", "[EOT", "[EOT]"), "merges": ("[ E", "[E O", "[EO T", "[EOT ]")}
+    tokenizer = Tokenizer.from_gguf(byte_level(**words))
+    assert not any(map(tokenizer.is_control, range(3, tokenizer.vocab_size)))
+
+
 def test_missing_bytes_fall_back_to_one_unknown_token() -> None:
     metadata = sentence_piece()
     metadata["tokenizer.ggml.token_type"][3:259] = NORMAL
