@@ -20,7 +20,6 @@ import openai
 import uvicorn
 
 from invar.api.app import create_app
-from invar.api.limits import Limits
 from invar.api.server import ServedModel, Server
 from invar.engine.door import Door
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
@@ -51,7 +50,9 @@ def vocabulary(add_bos: bool = True) -> dict[str, Any]:
     """GGUF metadata of a small SentencePiece vocabulary with byte tokens."""
     tokens = [*CONTROL, *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [2, *[3] * (len(CONTROL) - 1), *[6] * 256]
-    pieces = [*PIECES, *(chr(c) for c in range(32, 127))]
+    # SentencePiece joins two pieces at a time: every beginning of a piece is a piece.
+    beginnings = [piece[:end] for piece in PIECES for end in range(2, len(piece))]
+    pieces = [*PIECES, *beginnings, *(chr(c) for c in range(32, 127))]
     pieces = [piece.replace(" ", "▁") for piece in dict.fromkeys(pieces)]
     tokens += pieces
     types += [1] * len(pieces)
@@ -149,9 +150,7 @@ class ScriptedEngine:
             step = next(state.steps, [token(EOS)])
         except RuntimeError as error:
             del self.running[request.id]
-            return EngineOutput(
-                request.id, [], finish_reason=FinishReason.ERROR, error=str(error)
-            )
+            return EngineOutput(request.id, [], finish_reason=FinishReason.ERROR, error=str(error))
         for token_id in step:
             output.token_ids.append(token_id)
             state.tokens += 1
