@@ -50,7 +50,7 @@ class Batch:
     """
 
     token_ids: np.ndarray  # int32 [tokens]
-    feedback: np.ndarray  # int32 [n, 2]: (row, index in the previous step's samples) replaces the id
+    feedback: np.ndarray  # int32 [n, 2]: (row, index in the last step's samples) replaces the id
     positions: np.ndarray  # int32 [axes, tokens]
     query_start: np.ndarray  # int32 [sequences + 1]
     kv_len: np.ndarray  # int32 [sequences], after this step

@@ -1,0 +1,1 @@
+"""The CPU backend: a graph becomes a native plan over packed weights and paged KV."""

@@ -1,0 +1,148 @@
+"""Builds the native plan from lowered calls: the only place that knows both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from invar import _native
+from invar.backends.cpu.layout import Buffer, SlabLayout
+from invar.backends.cpu.lower import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
+from invar.backends.cpu.packing import raw_rows, vector_values
+from invar.graph.graph import CacheGroup, WeightSource
+
+
+@dataclass(frozen=True)
+class PlanMemory:
+    """What a plan points to; all of it is allocated before the plan is built."""
+
+    workspace: _native.Memory
+    weights: _native.Memory
+    arena: _native.Memory
+
+
+@dataclass(frozen=True)
+class PlanShape:
+    """Limits and scratch of a native plan."""
+
+    isa: str
+    threads: int
+    max_tokens: int
+    max_sequences: int
+    vocab_size: int
+    scratch_offset: int  # in the workspace, behind the buffers
+    scratch_bytes: int  # per thread
+    sampling_scratch_bytes: int  # per thread
+
+
+def emit(
+    lowered: Lowered,
+    source: WeightSource,
+    memory: PlanMemory,
+    shape: PlanShape,
+    groups: tuple[CacheGroup, ...],
+    slabs: SlabLayout,
+) -> _native.Plan:
+    """The finished plan. It keeps alive what it points to."""
+    plan = _native.Plan(
+        isa=shape.isa,
+        memory=memory.workspace,
+        scratch_offset=shape.scratch_offset,
+        max_tokens=shape.max_tokens,
+        max_sequences=shape.max_sequences,
+        embedding_rows=source.tensors[lowered.embedding].shape[0],
+        vocab=shape.vocab_size,
+        threads=shape.threads,
+        scratch_bytes=shape.scratch_bytes,
+        sampling_scratch_bytes=shape.sampling_scratch_bytes,
+    )
+    for group, page_bytes, per_slab in zip(
+        groups, slabs.page_bytes, slabs.pages_per_slab, strict=True
+    ):
+        plan.cache_group(
+            memory=memory.arena,
+            slab_bytes=slabs.slab_bytes,
+            page_bytes=page_bytes,
+            pages_per_slab=per_slab,
+            slabs=memory.arena.bytes // slabs.slab_bytes,
+            kv_heads=group.kv_heads,
+            head_dim=group.head_dim,
+            window=group.window or 0,
+        )
+    _number_buffers(plan, lowered.buffers)
+    resolver = _Resolver(source, memory.weights)
+    for call in lowered.calls:
+        resolver.make(plan, call)
+    plan.finish()
+    return plan
+
+
+def _number_buffers(plan: _native.Plan, buffers: list[Buffer]) -> None:
+    for buffer in buffers:
+        if buffer.act_format is None:
+            buffer.number = plan.matrix(offset=buffer.offset, width=buffer.width, rows=buffer.rows)
+        else:
+            buffer.number = plan.activations(
+                offset=buffer.offset,
+                format=buffer.act_format,
+                k=buffer.width,
+                rows=buffer.rows,
+            )
+
+
+class _Resolver:
+    """Turns arguments of calls into what the native side takes."""
+
+    def __init__(self, source: WeightSource, weights: _native.Memory) -> None:
+        self.source = source
+        self.weights = weights
+        self.vectors: dict[str, npt.NDArray[np.float32]] = {}
+
+    def make(self, plan: _native.Plan, call: Call) -> None:
+        arguments = {name: self.resolve(value) for name, value in call.arguments.items()}
+        getattr(plan, call.method)(**arguments)
+
+    def resolve(self, argument: Any) -> Any:
+        match argument:
+            case Buffer():
+                return argument.number
+            case Vector():
+                return self.vector(argument)
+            case RawWeight():
+                return raw_rows(self.source, argument.tensor)
+            case SegmentUse():
+                return self.segment(argument)
+            case HeadUse():
+                return self.head(argument)
+        return argument
+
+    def vector(self, use: Vector | None) -> npt.NDArray[np.float32] | None:
+        if use is None:
+            return None
+        if use.tensor not in self.vectors:
+            self.vectors[use.tensor] = vector_values(self.source, use.tensor)
+        return self.vectors[use.tensor]
+
+    def segment(self, use: SegmentUse) -> _native.Segment:
+        return _native.Segment(
+            format=use.weight.weight_format,
+            x=use.x.number,
+            memory=self.weights,
+            offset=use.weight.offset,
+            unit_stride=use.weight.unit_stride,
+            panels_per_unit=use.weight.panels_per_unit,
+            panels=use.weight.panels,
+        )
+
+    def head(self, use: HeadUse) -> _native.HeadTransform:
+        return _native.HeadTransform(
+            bias=self.vector(use.bias),
+            norm=self.vector(use.norm),
+            eps=use.eps,
+            rope_table=use.rope_table.number if use.rope_table else None,
+            rope_style=str(use.rope.style) if use.rope else "",
+            rope_pairs=len(use.rope.inv_freq) if use.rope else 0,
+        )

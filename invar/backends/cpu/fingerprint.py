@@ -1,0 +1,46 @@
+"""The name of a build: everything that may change a bit of an answer, and nothing else.
+
+Instruction set and thread count are not in it, because they change nothing (law 1). Hashing all
+weight bytes would cost seconds at every start, so the content enters as samples: of every tensor
+the first, the middle and the last ``SAMPLE_BYTES``. Two files that differ in a weight somewhere
+else alone share a fingerprint; files that went through another quantiser, fine-tune or conversion
+do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from invar import _native
+from invar.backends.cpu.packing import raw_rows
+from invar.graph.graph import Graph, WeightSource
+
+SAMPLE_BYTES = 1024
+
+
+def fingerprint(graph: Graph, source: WeightSource, *, max_model_len: int, vocab_size: int) -> str:
+    """16 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=8)
+    build = ("cpu", _native.NUMERIC_VERSION, "kv bf16", max_model_len, vocab_size)
+    digest.update(repr(build).encode())
+    digest.update(repr(graph).encode())  # ropes, scales, window sizes, the order of operations
+    metadata: Mapping[str, Any] = getattr(source, "metadata", {})
+    for key in sorted(metadata):
+        if not key.startswith("tokenizer."):  # the graph counts ids, it does not read their text
+            digest.update(f"{key}={metadata[key]!r};".encode())
+    for name in sorted(source.tensors):
+        tensor = source.tensors[name]
+        digest.update(f"{name}:{tuple(tensor.shape)}:{int(tensor.type)};".encode())
+        content = raw_rows(source, name).reshape(-1)
+        middle = content.size // 2
+        for sample in (
+            content[:SAMPLE_BYTES],
+            content[middle : middle + SAMPLE_BYTES],
+            content[-SAMPLE_BYTES:],
+        ):
+            digest.update(np.ascontiguousarray(sample).tobytes())
+    return digest.hexdigest()

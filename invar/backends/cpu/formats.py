@@ -1,0 +1,30 @@
+"""Number formats of weights that the CPU kernels know, by the names of ``native/kernels``."""
+
+from __future__ import annotations
+
+from invar.graph.graph import GraphError, WeightSource
+from invar.weights.formats import QuantType
+
+WEIGHT_FORMATS = {
+    QuantType.F32: "f32",
+    QuantType.F16: "f16",
+    QuantType.BF16: "bf16",
+    QuantType.Q4_0: "q4_0",
+    QuantType.Q4_1: "q4_1",
+    QuantType.Q5_0: "q5_0",
+    QuantType.Q8_0: "q8_0",
+    QuantType.Q4_K: "q4_k",
+    QuantType.Q6_K: "q6_k",
+}
+
+
+def weight_format(source: WeightSource, tensor: str) -> str:
+    """The kernel format of a tensor. Raises ``GraphError`` naming the known ones."""
+    kind = QuantType(source.tensors[tensor].type)
+    if kind not in WEIGHT_FORMATS:
+        known = ", ".join(known.name for known in WEIGHT_FORMATS)
+        raise GraphError(
+            f"tensor {tensor}: the CPU backend has no kernels for {kind.name} weights yet "
+            f"(it has them for {known}); use the model in one of these formats"
+        )
+    return WEIGHT_FORMATS[kind]

@@ -1,0 +1,451 @@
+"""From a graph to the calls that build its native plan.
+
+A plan is a list of *phases*: all threads run one, then meet at a barrier. Row operations that
+follow each other share a phase, whatever they are (norm, quantise, add, …): a thread runs all of
+them on its rows. Activation codes of a value are made once per format, when the first linear asks
+for them, or at once by the operation that makes the value if nobody wants it in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from invar import _native
+from invar.backends.cpu.formats import weight_format
+from invar.backends.cpu.layout import Buffer, PackedWeight, WeightLayout, WeightPart
+from invar.graph.fused import (
+    FusedGraph,
+    FusedOp,
+    GatedLinear,
+    Head,
+    HeadsLinear,
+    LinearAdd,
+    MergedLinear,
+    PagedAttention,
+    ScaledEmbed,
+    Segment,
+    StoreKV,
+    inputs,
+)
+from invar.graph.graph import (
+    Add,
+    ApplyRope,
+    Embed,
+    Gated,
+    GraphError,
+    Linear,
+    RMSNorm,
+    Rope,
+    Scale,
+    SoftCap,
+    TakeRows,
+    Value,
+    WeightSource,
+)
+
+ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_32": 32, "q8_256": 256}
+
+UNITS_PER_THREAD = 8
+"""A feed-forward that quantises its own output works in units of a whole activation block (256
+columns for K-quants). Below this many units per thread the shares become too uneven."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A weight that is read as fp32 values: norms and biases."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
+class RawWeight:
+    """A weight that is read in the file's own layout: embeddings."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
+class SegmentUse:
+    weight: PackedWeight
+    x: Buffer
+
+
+@dataclass(frozen=True)
+class HeadUse:
+    bias: Vector | None
+    norm: Vector | None
+    eps: float
+    rope: Rope | None
+    rope_table: Buffer | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of the native plan; buffers, vectors and segments among the arguments are resolved
+    when the plan is made."""
+
+    method: str
+    arguments: dict[str, Any]
+
+
+@dataclass
+class Lowered:
+    calls: list[Call] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    weights: WeightLayout = field(default_factory=WeightLayout)
+    embedding: str = ""
+    logits: Buffer | None = None
+    tile_columns: int = 0  # of the widest linear part
+    attention_shapes: set[tuple[int, int]] = field(default_factory=set)  # (heads per KV, head_dim)
+
+
+def lower(graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int) -> Lowered:
+    """Raises ``GraphError`` for what the backend cannot run, naming it."""
+    lowering = _Lowering(graph, source, max_tokens, threads)
+    for op in graph.ops:
+        lowering.op(op)
+    return lowering.finish()
+
+
+class _Lowering:
+    def __init__(
+        self, graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int
+    ) -> None:
+        self.graph = graph
+        self.source = source
+        self.threads = threads
+        self.rows = max_tokens
+        self.result = Lowered()
+        self.phase = -1
+        self.in_rows = False
+        self.head_phase: int | None = None
+        self.values: dict[Value, Buffer] = {}
+        self.codes: dict[tuple[Value, str], Buffer] = {}
+        self.ropes: dict[Rope, Buffer] = {}
+        self.groups = {group.name: index for index, group in enumerate(graph.groups)}
+        self.readers: dict[Value, list[FusedOp]] = {}
+        for op in graph.ops:
+            for value in inputs(op):
+                self.readers.setdefault(value, []).append(op)
+        self._rope_tables()
+
+    # ------------------------------------------------------------ phases and buffers
+
+    def begin(self, method: str) -> None:
+        self.phase += 1
+        self.in_rows = method == "begin_rows"
+        if method:
+            self.call(method)
+
+    def call(self, method: str, **arguments: Any) -> None:
+        self.result.calls.append(Call(method, arguments))
+
+    def row(self, method: str, **arguments: Any) -> None:
+        """A row operation, in the open phase of rows or a new one."""
+        if not self.in_rows:
+            self.begin("begin_rows")
+        for argument in arguments.values():
+            if isinstance(argument, Buffer):
+                self.touch(argument)
+        self.call(method, **arguments)
+
+    def touch(self, buffer: Buffer) -> Buffer:
+        buffer.last = max(buffer.last, self.phase)
+        if buffer.first < 0:
+            buffer.first = self.phase
+        return buffer
+
+    def buffer(self, width: int, act_format: str | None = None) -> Buffer:
+        buffer = Buffer(width, self.rows, act_format, -1, -1)
+        self.result.buffers.append(buffer)
+        return buffer
+
+    def define(self, value: Value) -> Buffer:
+        self.values[value] = self.buffer(value.width)
+        return self.values[value]
+
+    def floats(self, value: Value) -> Buffer:
+        return self.values[value]
+
+    def activations(self, value: Value, act_format: str) -> Buffer:
+        """Codes of a value, quantised now if they do not exist."""
+        key = (value, act_format)
+        if key not in self.codes:
+            if value.width % ACT_BLOCKS[act_format]:
+                raise GraphError(
+                    f"{value.name}: {value.width} columns are not whole blocks of "
+                    f"{ACT_BLOCKS[act_format]}, which its weights' format needs"
+                )
+            self.codes[key] = self.buffer(value.width, act_format)
+            self.row("quantize", x=self.floats(value), out=self.codes[key])
+        return self.codes[key]
+
+    # ------------------------------------------------------------ weights
+
+    def part(self, segment: Segment | Linear) -> WeightPart:
+        rows, columns = self.source.tensors[segment.weight].shape
+        kernel_format = weight_format(self.source, segment.weight)
+        return WeightPart(segment.weight, kernel_format, columns, rows)
+
+    def act_format(self, segment: Segment | Linear) -> str:
+        return _native.act_format_of(weight_format(self.source, segment.weight))
+
+    def place(self, x: Value, segments: list[Segment], panels_per_unit: int) -> list[SegmentUse]:
+        """Packs segments side by side and makes their input's codes."""
+        columns = panels_per_unit * _native.PANEL_COLUMNS * len(segments)
+        self.result.tile_columns = max(self.result.tile_columns, columns)
+        parts = [self.part(segment) for segment in segments]
+        placed = self.result.weights.place(parts, panels_per_unit)
+        return [
+            SegmentUse(weight, self.activations(x, _native.act_format_of(weight.weight_format)))
+            for weight in placed
+        ]
+
+    def only_format(self, value: Value) -> str | None:
+        """The activation format of a value that is read by linears of one format alone."""
+        formats: set[str] = set()
+        for op in self.readers.get(value, []):
+            match op:
+                case Linear():
+                    formats.add(self.act_format(op))
+                case LinearAdd() if op.residual != value:
+                    formats.add(self.act_format(op.segment))
+                case _:
+                    return None
+        return formats.pop() if len(formats) == 1 and value != self.graph.logits else None
+
+    # ------------------------------------------------------------ operations
+
+    def op(self, op: FusedOp) -> None:
+        lowerings: dict[type, Callable[[Any], None]] = {
+            Embed: lambda o: self.embed(o, 1.0),
+            ScaledEmbed: lambda o: self.embed(o, o.factor),
+            RMSNorm: self.rms_norm,
+            Linear: self.linear,
+            MergedLinear: self.merged,
+            LinearAdd: self.linear_add,
+            GatedLinear: self.gated_linear,
+            HeadsLinear: self.heads_linear,
+            StoreKV: self.store_kv,
+            PagedAttention: self.attention,
+            ApplyRope: self.rope,
+            Gated: self.gated,
+            Add: lambda o: self.binary("add", o),
+            Scale: lambda o: self.unary("scale", o, factor=o.factor),
+            SoftCap: lambda o: self.unary("soft_cap", o, cap=o.cap),
+            TakeRows: self.take_rows,
+        }
+        lowerings[type(op)](op)
+
+    def embed(self, op: Embed | ScaledEmbed, factor: float) -> None:
+        if self.result.embedding:
+            raise GraphError(f"{op.weight}: a graph with two embeddings is not supported")
+        self.result.embedding = op.weight
+        kernel_format = weight_format(self.source, op.weight)
+        self.row(
+            "embed",
+            raw=RawWeight(op.weight),
+            format=kernel_format,
+            factor=factor,
+            out=self.define(op.out),
+        )
+
+    def rms_norm(self, op: RMSNorm) -> None:
+        self.row(
+            "rms_norm",
+            x=self.floats(op.x),
+            weight=Vector(op.weight),
+            eps=op.eps,
+            heads=op.heads,
+            out=self.define(op.out),
+        )
+
+    def unary(self, method: str, op: Scale | SoftCap, **arguments: Any) -> None:
+        self.row(method, x=self.floats(op.x), out=self.define(op.out), **arguments)
+
+    def binary(self, method: str, op: Add) -> None:
+        self.row(method, a=self.floats(op.a), b=self.floats(op.b), out=self.define(op.out))
+
+    def gated(self, op: Gated) -> None:
+        self.row(
+            "gated",
+            gate=self.floats(op.gate),
+            up=self.floats(op.up),
+            activation=str(op.activation),
+            out=self.define(op.out),
+        )
+
+    def rope(self, op: ApplyRope) -> None:
+        self.row(
+            "rope",
+            x=self.floats(op.x),
+            table=self.ropes[op.rope],
+            style=str(op.rope.style),
+            pairs=len(op.rope.inv_freq),
+            heads=op.heads,
+            out=self.define(op.out),
+        )
+
+    def store_kv(self, op: StoreKV) -> None:
+        self.row(
+            "store_kv",
+            k=self.floats(op.k),
+            v=self.floats(op.v),
+            group=self.groups[op.group],
+            layer=op.layer,
+        )
+
+    def take_rows(self, op: TakeRows) -> None:
+        if self.head_phase is not None:
+            raise GraphError("take_rows: stands twice in a graph")
+        self.rows = _native.HEAD_ROWS
+        self.head_phase = self.phase + 1
+        self.in_rows = False
+        self.call("begin_head")
+        self.row("take_rows", x=self.floats(op.x), out=self.define(op.out))
+
+    # ------------------------------------------------------------ linear
+
+    def linear(self, op: Linear) -> None:
+        self.stores(op.x, [Segment(op.weight, op.bias)], [op.out], None)
+
+    def merged(self, op: MergedLinear) -> None:
+        self.stores(op.x, list(op.segments), list(op.outs), None)
+
+    def linear_add(self, op: LinearAdd) -> None:
+        self.stores(op.x, [op.segment], [op.out], op.residual)
+
+    def stores(
+        self, x: Value, segments: list[Segment], outs: list[Value], residual: Value | None
+    ) -> None:
+        uses = [self.place(x, [segment], 1)[0] for segment in segments]
+        self.begin("begin_linear")
+        for use, segment, out in zip(uses, segments, outs, strict=True):
+            self.touch(use.x)
+            self.call(
+                "part_store",
+                segment=use,
+                n=out.width,
+                out=self.touch(self.define(out)),
+                bias=vector(segment.bias),
+                residual=self.touch(self.floats(residual)) if residual else None,
+            )
+
+    def gated_linear(self, op: GatedLinear) -> None:
+        act_format = self.only_format(op.out)
+        panels = 1
+        if act_format is not None:
+            panels = max(1, ACT_BLOCKS[act_format] // _native.PANEL_COLUMNS)
+            units = op.out.width // (panels * _native.PANEL_COLUMNS)
+            if panels > 1 and units < UNITS_PER_THREAD * self.threads:
+                act_format, panels = None, 1
+        gate, up = self.place(op.x, [op.gate, op.up], panels)
+        self.begin("begin_linear")
+        self.touch(gate.x)
+        self.touch(up.x)
+        self.call(
+            "part_gated",
+            gate=gate,
+            up=up,
+            n=op.out.width,
+            activation=str(op.activation),
+            gate_bias=vector(op.gate.bias),
+            up_bias=vector(op.up.bias),
+            **self.output(op.out, act_format),
+        )
+
+    def output(self, value: Value, act_format: str | None) -> dict[str, Buffer | None]:
+        """A result in fp32 or, where a format is given, in activation codes at once."""
+        if act_format is None:
+            return {"out": self.touch(self.define(value)), "act": None}
+        self.codes[value, act_format] = self.buffer(value.width, act_format)
+        return {"out": None, "act": self.touch(self.codes[value, act_format])}
+
+    def heads_linear(self, op: HeadsLinear) -> None:
+        group = self.graph.groups[self.groups[op.group]]
+        columns = math.lcm(group.head_dim, _native.PANEL_COLUMNS)
+        panels = columns // _native.PANEL_COLUMNS
+        (query,) = self.place(op.x, [op.query.segment], panels)
+        key, value = self.place(op.x, [op.key.segment, op.value.segment], panels)
+        self.begin("begin_linear")
+        for use in (query, key, value):
+            self.touch(use.x)
+        self.call(
+            "part_query",
+            segment=query,
+            transform=self.head(op.query),
+            head_dim=group.head_dim,
+            heads=op.heads,
+            out=self.touch(self.define(op.q)),
+        )
+        self.call(
+            "part_cache",
+            key=key,
+            value=value,
+            key_transform=self.head(op.key),
+            value_transform=self.head(op.value),
+            group=self.groups[op.group],
+            layer=op.layer,
+        )
+
+    def head(self, head: Head) -> HeadUse:
+        table = self.touch(self.ropes[head.rope]) if head.rope else None
+        return HeadUse(vector(head.segment.bias), vector(head.norm), head.eps, head.rope, table)
+
+    def attention(self, op: PagedAttention) -> None:
+        group = self.graph.groups[self.groups[op.group]]
+        per_kv_head = op.heads // group.kv_heads
+        act_format = self.only_format(op.out)
+        if act_format and per_kv_head * group.head_dim % ACT_BLOCKS[act_format]:
+            act_format = None
+        self.result.attention_shapes.add((per_kv_head, group.head_dim))
+        self.begin("")
+        self.call(
+            "attention",
+            q=self.touch(self.floats(op.q)),
+            group=self.groups[op.group],
+            layer=op.layer,
+            heads=op.heads,
+            scale=op.scale,
+            soft_cap=op.soft_cap or 0.0,
+            **self.output(op.out, act_format),
+        )
+
+    # ------------------------------------------------------------ beginning and end
+
+    def _rope_tables(self) -> None:
+        for op in self.graph.ops:
+            heads = (op.query, op.key, op.value) if isinstance(op, HeadsLinear) else ()
+            ropes = [op.rope] if isinstance(op, ApplyRope) else [h.rope for h in heads]
+            for rope in ropes:
+                if rope is None or rope in self.ropes:
+                    continue
+                self.ropes[rope] = self.buffer(2 * len(rope.inv_freq))
+                self.row(
+                    "rope_table",
+                    inv_freq=np.array(rope.inv_freq, np.float64),
+                    magnitude=rope.magnitude,
+                    out=self.ropes[rope],
+                )
+
+    def finish(self) -> Lowered:
+        if self.head_phase is None:
+            raise GraphError("the graph has no take_rows: nothing says which rows want logits")
+        logits = self.floats(self.graph.logits)
+        self.begin("")
+        self.call("sample", logits=self.touch(logits))
+        # The head runs once per tile: what it reads of the body lives until its last phase.
+        for buffer in self.result.buffers:
+            if buffer.first < self.head_phase <= buffer.last:
+                buffer.last = self.phase
+        self.result.logits = logits
+        return self.result
+
+
+def vector(tensor: str | None) -> Vector | None:
+    return None if tensor is None else Vector(tensor)

@@ -1,0 +1,102 @@
+"""The memory table: every byte the runner will allocate, before it allocates one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from invar import _native
+from invar.backends.cpu.emit import PlanShape
+from invar.backends.cpu.layout import SlabLayout, place_buffers, plan_slabs, round_up
+from invar.backends.cpu.lower import Lowered, lower
+from invar.graph.graph import Graph, WeightSource
+from invar.graph.passes import optimise
+
+
+class DoesNotFit(ValueError):
+    """The budget is too small; the message has the numbers."""
+
+
+@dataclass(frozen=True)
+class CpuPlan:
+    """A lowered graph with the sizes of everything it needs."""
+
+    lowered: Lowered
+    shape: PlanShape
+    slabs: SlabLayout
+    slab_count: int
+    workspace_bytes: int
+
+    @property
+    def rows(self) -> tuple[tuple[str, int], ...]:
+        """(what, bytes), for the table that is printed at start."""
+        scratch = self.shape.threads * (
+            self.shape.scratch_bytes + self.shape.sampling_scratch_bytes
+        )
+        return (
+            ("weights", self.lowered.weights.size),
+            ("KV cache", self.slab_count * self.slabs.slab_bytes),
+            ("workspace: buffers", self.workspace_bytes - scratch),
+            ("workspace: threads", scratch),
+        )
+
+
+def plan_memory(
+    graph: Graph,
+    source: WeightSource,
+    *,
+    max_tokens_per_step: int,
+    max_sequences: int,
+    max_model_len: int,
+    kv_budget_bytes: int,
+    threads: int,
+    vocab_size: int,
+    isa: str = "",
+) -> CpuPlan:
+    """Sizes of weights, KV cache and workspaces; allocates nothing.
+
+    Raises ``GraphError`` for a model the backend cannot run and ``DoesNotFit`` when the KV budget
+    holds less than one slab per cache group.
+    """
+    lowered = lower(optimise(graph), source, max_tokens_per_step, threads)
+    slabs = plan_slabs(graph.groups)
+    slab_count = kv_budget_bytes // slabs.slab_bytes
+    if slab_count < len(graph.groups):
+        raise DoesNotFit(
+            f"KV cache: {kv_budget_bytes:,} bytes are less than one slab of "
+            f"{slabs.slab_bytes:,} bytes for each of {len(graph.groups)} cache groups; "
+            "give it more memory"
+        )
+    buffer_bytes = place_buffers(lowered.buffers)
+    shape = PlanShape(
+        isa=isa,
+        threads=threads,
+        max_tokens=max_tokens_per_step,
+        max_sequences=max_sequences,
+        vocab_size=vocab_size,
+        scratch_offset=buffer_bytes,
+        scratch_bytes=_scratch_bytes(lowered, isa),
+        sampling_scratch_bytes=_native.sampling_scratch_bytes(isa, vocab_size),
+    )
+    scratch = threads * (shape.scratch_bytes + shape.sampling_scratch_bytes)
+    return CpuPlan(lowered, shape, slabs, slab_count, buffer_bytes + scratch)
+
+
+def kv_bytes(graph: Graph, tokens: int, sequences: int) -> int:
+    """Bytes of KV cache that hold ``sequences`` requests of ``tokens`` tokens each."""
+    slabs = plan_slabs(graph.groups)
+    total = 0
+    for group, per_slab in zip(graph.groups, slabs.pages_per_slab, strict=True):
+        del group  # a window group is counted in full: its peak depends on the chunk size
+        pages = sequences * -(-tokens // _native.PAGE_TOKENS)
+        total += -(-pages // per_slab) * slabs.slab_bytes
+    return total
+
+
+def _scratch_bytes(lowered: Lowered, isa: str) -> int:
+    sizes = [
+        _native.attention_scratch_bytes(isa, group, head_dim)
+        for group, head_dim in lowered.attention_shapes
+    ]
+    if lowered.tile_columns:
+        sizes.append(_native.linear_scratch_bytes(lowered.tile_columns))
+    return round_up(max(sizes, default=0))

@@ -1,0 +1,40 @@
+"""Weights from the model file to packed panels in huge-page memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from invar import _native
+from invar.backends.cpu.layout import WeightLayout
+from invar.graph.graph import WeightSource
+
+
+def pack_weights(
+    layout: WeightLayout, source: WeightSource, threads: int, isa: str
+) -> _native.Memory:
+    """Packs every tensor on all threads, each into its planned place."""
+    memory = _native.Memory(layout.size)
+    for weight in layout.weights:
+        _native.pack(
+            format=weight.weight_format,
+            raw=raw_rows(source, weight.tensor),
+            k=weight.columns,
+            memory=memory,
+            offset=weight.offset,
+            unit_stride=weight.unit_stride,
+            panels_per_unit=weight.panels_per_unit,
+            threads=threads,
+            isa=isa,
+        )
+    return memory
+
+
+def raw_rows(source: WeightSource, tensor: str) -> npt.NDArray[np.uint8]:
+    """The stored bytes of a tensor, ``[rows, row_bytes]``, without a copy where possible."""
+    return np.ascontiguousarray(source.raw(tensor))
+
+
+def vector_values(source: WeightSource, tensor: str) -> npt.NDArray[np.float32]:
+    """A norm or bias as fp32 values."""
+    return np.ascontiguousarray(source.dequantize(tensor), dtype=np.float32).reshape(-1)

@@ -1,0 +1,139 @@
+"""The CPU backend behind the engine's seam: one native call per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from invar import _native
+from invar.backends.cpu.emit import PlanMemory, emit
+from invar.backends.cpu.fingerprint import fingerprint
+from invar.backends.cpu.memory import plan_memory
+from invar.backends.cpu.packing import pack_weights
+from invar.backends.runner import Batch, GroupMemory, RunnerInfo, StepResult
+from invar.graph.graph import Graph, WeightSource
+
+
+@dataclass(frozen=True)
+class FinishedTicket:
+    """A step that ran inside ``submit``."""
+
+    step: StepResult
+
+    def result(self) -> StepResult:
+        return self.step
+
+
+class CpuRunner:
+    """Owns packed weights, the KV arena and the plan of one model.
+
+    ``vocab_size`` is the tokenizer's count: ids beyond it are never sampled, whatever the model
+    has logits for. ``threads`` defaults to the physical cores this process may use.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        source: WeightSource,
+        *,
+        max_tokens_per_step: int,
+        max_sequences: int,
+        max_model_len: int,
+        kv_budget_bytes: int,
+        threads: int | None = None,
+        vocab_size: int | None = None,
+        isa: str = "",
+    ) -> None:
+        vocab = min(vocab_size or graph.vocab_size, graph.vocab_size)
+        threads = threads or _native.cpu_info()["usable_cores"]
+        self.plan_sizes = plan_memory(
+            graph,
+            source,
+            max_tokens_per_step=max_tokens_per_step,
+            max_sequences=max_sequences,
+            max_model_len=max_model_len,
+            kv_budget_bytes=kv_budget_bytes,
+            threads=threads,
+            vocab_size=vocab,
+            isa=isa,
+        )
+        sizes = self.plan_sizes
+        memory = PlanMemory(
+            workspace=_native.Memory(sizes.workspace_bytes),
+            weights=pack_weights(sizes.lowered.weights, source, threads, isa),
+            arena=_native.Memory(sizes.slab_count * sizes.slabs.slab_bytes),
+        )
+        self._plan = emit(sizes.lowered, source, memory, sizes.shape, graph.groups, sizes.slabs)
+        groups = zip(graph.groups, sizes.slabs.page_bytes, sizes.slabs.pages_per_slab, strict=True)
+        self._info = RunnerInfo(
+            vocab_size=vocab,
+            max_model_len=max_model_len,
+            max_tokens_per_step=max_tokens_per_step,
+            max_sequences=max_sequences,
+            groups=tuple(
+                GroupMemory(group.name, page_bytes, per_slab, group.window)
+                for group, page_bytes, per_slab in groups
+            ),
+            slab_bytes=sizes.slabs.slab_bytes,
+            slabs=sizes.slab_count,
+            fingerprint=fingerprint(graph, source, max_model_len=max_model_len, vocab_size=vocab),
+            memory=sizes.rows,
+        )
+
+    @property
+    def info(self) -> RunnerInfo:
+        return self._info
+
+    @property
+    def isa(self) -> str:
+        """The instruction set of the kernels; it changes no bit of a result."""
+        return self._plan.isa
+
+    @property
+    def progress(self) -> int:
+        """Advances with every item of work of a running step; a hang stands still."""
+        return self._plan.progress
+
+    def submit(self, batch: Batch) -> FinishedTicket:
+        """Runs the step at once, on this thread and the pool, without the GIL.
+
+        Raises ``ValueError`` for a batch that does not fit the plan; nothing has run then.
+        """
+        result = empty_result(batch)
+        self._plan.run(batch, result)
+        return FinishedTicket(result)
+
+    def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
+        self._plan.clear_pages(group, np.ascontiguousarray(page_ids, dtype=np.int32))
+
+    def logits(self, rows: int) -> npt.NDArray[np.float32]:
+        """Raw logits ``[rows, model's logits]`` of the last tile of the last step, for tests."""
+        logits = self.plan_sizes.lowered.logits
+        assert logits is not None
+        return self._plan.read_matrix(logits.number, rows)
+
+    def set_profile(self, on: bool) -> None:
+        self._plan.set_profile(on)
+
+    def profile(self) -> list[tuple[str, int, int]]:
+        """(kind of phase, calls, nanoseconds) since profiling was switched on."""
+        return self._plan.profile()
+
+    def close(self) -> None:
+        """Gives all memory back. The runner is of no use afterwards."""
+        del self._plan
+
+
+def empty_result(batch: Batch) -> StepResult:
+    rows = len(batch.logit_rows)
+    highest = int(batch.sampling.top_logprobs.max(initial=0))
+    return StepResult(
+        token_ids=np.zeros(rows, np.int32),
+        logprobs=np.zeros(rows, np.float32),
+        ranks=np.zeros(rows, np.int32),
+        finite=np.zeros(rows, np.bool_),
+        top_ids=np.zeros((rows, highest), np.int32),
+        top_logprobs=np.zeros((rows, highest), np.float32),
+    )
