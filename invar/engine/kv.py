@@ -148,13 +148,17 @@ class KVMemory:
     def extend(self, slot: int, computed: int, end: int) -> bool:
         """Mutates: frees what lies behind the window of token `computed`, holds up to `end`.
 
-        Returns False when memory is short; then nothing was taken.
+        Returns False when memory is short; then nothing was taken, and the request cannot run
+        before a later call succeeds.
         """
         self._free_behind_window(slot, computed)
         wanted = [max(0, pages_of(end) - held.end) for held in self.held[slot]]
         if not self._available(wanted):
             return False
         self._take(slot, wanted)
+        for table, held in zip(self.tables, self.held[slot], strict=True):
+            if held.first:
+                table[slot, : held.first] = table[slot, held.first]
         return True
 
     def give_back(self, slot: int) -> None:
@@ -209,7 +213,6 @@ class KVMemory:
             if first > held.first:
                 self._free(slot, group, held.first, first)
                 held.first = first
-                self.tables[group][slot, :first] = self.tables[group][slot, first]
 
     def _free(self, slot: int, group: int, first: int, end: int) -> None:
         page_ids = self.tables[group][slot, first:end]
@@ -220,12 +223,12 @@ class KVMemory:
     def _peak_pages(self, group: GroupMemory, tokens: int) -> int:
         """Most pages that a request of `tokens` tokens ever holds in the group.
 
-        A step of `max_chunk` rows sees ``window - 1`` tokens before its first row; one page more
-        because neither end falls on a page boundary.
+        A step of `max_chunk` rows sees ``window - 1`` tokens before its first row. That many tokens
+        in a row, n, lie in at most ``pages_of(n - 1) + 1`` pages, wherever they begin.
         """
         if group.window is None:
             return pages_of(tokens)
-        return min(pages_of(tokens), pages_of(group.window - 1 + self.max_chunk) + 1)
+        return min(pages_of(tokens), pages_of(group.window + self.max_chunk - 2) + 1)
 
     def _capacity(self, max_model_len: int) -> int:
         """Most tokens that one request can write, found by bisection (fits_alone is monotonic)."""
