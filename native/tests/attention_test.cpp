@@ -1,0 +1,306 @@
+// Attention over pages: double reference, and the invariances of law 1 to the bit.
+#include "tests/kernel_test.h"
+
+using namespace invar;
+using namespace kernel_test;
+
+namespace {
+
+float to_bf16(float x) {
+  uint32_t b;
+  memcpy(&b, &x, 4);
+  b = (b + 0x7fff + (b >> 16 & 1)) & 0xffff0000u;
+  memcpy(&x, &b, 4);
+  return x;
+}
+
+struct Shape {
+  int32_t group, head_dim;
+  int64_t window;
+  float soft_cap;
+  std::string name() const {
+    return "group=" + std::to_string(group) + " head_dim=" + std::to_string(head_dim) +
+           " window=" + std::to_string(window) + " cap=" + std::to_string(soft_cap);
+  }
+};
+
+// A sequence with keys and values of its own, in an arena whose pages are shuffled. Whatever was
+// never stored is NaN, and a page that a window has passed is NaN again.
+class Sequence {
+ public:
+  Sequence(const Isa& isa, const Shape& shape, int64_t length, uint32_t seed)
+      : isa_(isa), shape_(shape), length_(length), random_(seed) {
+    const int64_t width = int64_t(shape.group) * shape.head_dim;
+    q_ = normal(random_, length * width);
+    k_ = normal(random_, length * shape.head_dim);
+    v_ = normal(random_, length * shape.head_dim);
+    for (float& x : q_) x *= 2;  // peaked, so that maxima move and rescaling matters
+    pages_ = int32_t((length + kPageTokens - 1) / kPageTokens);
+    map_.page_bytes = kv_head_bytes(shape.head_dim) + 128;
+    map_.pages_per_slab = 3;
+    map_.slab_bytes = 3 * map_.page_bytes + 64;
+    arena_.assign((pages_ / 3 + 2) * map_.slab_bytes + 64, 0xff);  // bf16 0xffff is NaN
+    map_.arena = reinterpret_cast<uint8_t*>(
+        (reinterpret_cast<uintptr_t>(arena_.data()) + 63) / 64 * 64);
+    table_.resize(pages_);
+    for (int32_t i = 0; i < pages_; i++) table_[i] = pages_ - 1 - i;
+    for (int32_t i = 0; i + 1 < pages_; i += 2) std::swap(table_[i], table_[pages_ - 1 - i]);
+  }
+
+  void store(int64_t from, int64_t to) {
+    for (int64_t t = from; t < to; t++)
+      isa_.attention->store(&k_[t * shape_.head_dim], &v_[t * shape_.head_dim], shape_.head_dim,
+                            int32_t(t % kPageTokens), page(t / kPageTokens));
+  }
+  // Pages below `first_key` are given back: their entries point nowhere.
+  void free_below(int64_t first_key) {
+    for (int64_t i = 0; (i + 1) * kPageTokens <= first_key; i++)
+      if (table_[i] >= 0) {
+        memset(page(i), 0xff, kv_head_bytes(shape_.head_dim));
+        table_[i] = -1 << 24;
+      }
+  }
+
+  // Tokens [from, to) in one item; `out` is [to - from][group][head_dim].
+  void run(int64_t from, int64_t to, int64_t kv_len, float* out) {
+    const int64_t width = int64_t(shape_.group) * shape_.head_dim;
+    AttentionItem item{};
+    item.q = &q_[from * width];
+    item.q_stride = width;
+    item.out = out;
+    item.out_stride = width;
+    item.tokens = int32_t(to - from);
+    item.group = shape_.group;
+    item.head_dim = shape_.head_dim;
+    item.first_position = from;
+    item.window = shape_.window;
+    item.kv_len = kv_len;
+    item.scale = scale();
+    item.soft_cap = shape_.soft_cap;
+    item.pages = map_;
+    item.block_table = table_.data();
+    item.offset_in_page = 64;
+    const int64_t bytes =
+        isa_.attention->workspace_bytes(item.tokens, shape_.group, shape_.head_dim);
+    std::vector<uint8_t> workspace(bytes + 128 + 64, 0xff);
+    uint8_t* base = reinterpret_cast<uint8_t*>(
+        (reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
+    item.workspace = base;
+    isa_.attention->run(item);
+    for (int64_t i = bytes; i < bytes + 64; i++)
+      if (base[i] != 0xff) {
+        check(false, std::string(isa_.name) + " writes past its workspace, " + shape_.name());
+        break;
+      }
+  }
+
+  // Softmax in double over the bf16 keys and values; *magnitude = sum of p |v|, for the bound.
+  void reference(int64_t position, int32_t head, double* out, double* magnitude) const {
+    const int64_t d = shape_.head_dim, width = shape_.group * d;
+    const float factor = shape_.soft_cap > 0 ? scale() : scale() * 0x1.715476p+0f;
+    const double back = shape_.soft_cap > 0 ? 1.0 : 1 / 1.4426950408889634;
+    const int64_t first =
+        shape_.window > 0 ? std::max<int64_t>(0, position - shape_.window + 1) : 0;
+    std::vector<double> s(position + 1);
+    double top = -1e300, sum = 0;
+    for (int64_t t = first; t <= position; t++) {
+      double dot = 0;
+      for (int64_t i = 0; i < d; i++)
+        dot += double(to_bf16(q_[position * width + head * d + i] * factor)) *
+               to_bf16(k_[t * d + i]);
+      dot *= back;
+      s[t] = shape_.soft_cap > 0 ? shape_.soft_cap * std::tanh(dot / shape_.soft_cap) : dot;
+      top = std::max(top, s[t]);
+    }
+    for (int64_t i = 0; i < d; i++) out[i] = magnitude[i] = 0;
+    for (int64_t t = first; t <= position; t++) {
+      const double p = std::exp(s[t] - top);
+      sum += p;
+      for (int64_t i = 0; i < d; i++) {
+        const double v = to_bf16(v_[t * d + i]);
+        out[i] += p * v;
+        magnitude[i] += p * std::fabs(v);
+      }
+    }
+    for (int64_t i = 0; i < d; i++) out[i] /= sum, magnitude[i] /= sum;
+  }
+
+  int64_t width() const { return int64_t(shape_.group) * shape_.head_dim; }
+  int64_t length() const { return length_; }
+
+ private:
+  float scale() const { return 1.0f / std::sqrt(float(shape_.head_dim)); }
+  uint8_t* page(int64_t i) { return map_.at(table_[i]) + 64; }
+
+  const Isa& isa_;
+  Shape shape_;
+  int64_t length_;
+  std::mt19937 random_;
+  std::vector<float> q_, k_, v_;
+  std::vector<uint8_t> arena_;
+  std::vector<int32_t> table_;
+  PageMap map_{};
+  int32_t pages_;
+};
+
+// p is rounded to bf16 (half an ulp, 2^-8 relative) while the sum is not; the rest is fp32 noise of
+// logits up to about 40.
+constexpr double kTolerance = kBf16Eps + 40 * 8 * kEps;
+
+bool near_reference(const float* got, const std::vector<double>& want,
+                    const std::vector<double>& magnitude) {
+  for (size_t i = 0; i < want.size(); i++)
+    if (!(std::fabs(got[i] - want[i]) <= kTolerance * magnitude[i])) return false;
+  return true;
+}
+
+void check_values(Sequence& s, const std::vector<float>& out, int32_t group, int32_t head_dim,
+                  const std::string& what) {
+  std::vector<double> want(head_dim), magnitude(head_dim);
+  for (int64_t t = 0; t < s.length(); t += t < 70 ? 1 : 37)
+    for (int32_t h = 0; h < group; h++) {
+      s.reference(t, h, want.data(), magnitude.data());
+      const float* got = &out[t * s.width() + h * head_dim];
+      check(near_reference(got, want, magnitude), what + ": value at " + std::to_string(t));
+      if (t % 32 != 5) continue;
+      std::vector<float> zeroed(head_dim), doubled(got, got + head_dim), shifted(head_dim);
+      for (float& x : doubled) x *= 2;
+      for (int i = 0; i < head_dim; i++) shifted[i] = got[(i + 1) % head_dim];
+      check(!near_reference(zeroed.data(), want, magnitude), what + ": a zeroed output passes");
+      check(!near_reference(doubled.data(), want, magnitude), what + ": a doubled output passes");
+      check(!near_reference(shifted.data(), want, magnitude), what + ": a shifted output passes");
+    }
+}
+
+// Decode one token at a time, storing as it goes, is the standard that everything else must match.
+std::vector<float> decode_all(const Isa& isa, const Shape& shape, int64_t length, uint32_t seed) {
+  Sequence s(isa, shape, length, seed);
+  std::vector<float> out(length * s.width(), kNaN);
+  for (int64_t t = 0; t < length; t++) {
+    s.store(t, t + 1);
+    if (shape.window > 0) s.free_below(t - shape.window + 1);
+    s.run(t, t + 1, t + 1, &out[t * s.width()]);
+  }
+  return out;
+}
+
+void check_chunks(const Isa& isa, const Shape& shape, const std::vector<float>& want,
+                  int64_t length, uint32_t seed, int64_t chunk, const std::string& what) {
+  Sequence s(isa, shape, length, seed);
+  Guarded out(length * s.width(), 0);
+  for (int64_t t = 0; t < length; t += chunk) {
+    const int64_t end = std::min(length, t + chunk);
+    s.store(t, end);
+    if (shape.window > 0) s.free_below(t - shape.window + 1);
+    s.run(t, end, end, out.data() + t * s.width());
+  }
+  check(same_bits(out.data(), want.data(), want.size()),
+        what + ": chunks of " + std::to_string(chunk) + " differ from decode");
+  check(out.intact(), what + ": wrote outside the output");
+}
+
+// Everything is in the cache already (a prefix hit): items see kv_len far beyond themselves.
+void check_written_ahead(const Isa& isa, const Shape& shape, const std::vector<float>& want,
+                         int64_t length, uint32_t seed, const std::string& what) {
+  Sequence s(isa, shape, length, seed);
+  s.store(0, length);
+  std::vector<float> out(want.size(), kNaN);
+  for (int64_t t = 0, size = 1; t < length; t += size, size = size % 32 + 3) {
+    const int64_t end = std::min(length, t + size);
+    s.run(t, end, length, &out[t * s.width()]);
+  }
+  check(same_bits(out.data(), want.data(), want.size()), what + ": written ahead");
+}
+
+void sweep(const std::vector<Isa>& isas) {
+  std::vector<Shape> shapes;
+  for (int32_t head_dim : {16, 32, 48, 64, 80, 96, 128, 256}) shapes.push_back({3, head_dim, 0, 0});
+  for (int32_t group = 1; group <= 8; group++) shapes.push_back({group, 64, 0, 0});
+  for (int64_t window : {1, 2, 31, 32, 33, 64, 65, 100}) shapes.push_back({2, 32, window, 0});
+  shapes.push_back({3, 64, 0, 20.0f});
+  shapes.push_back({4, 128, 48, 5.0f});
+  uint32_t seed = 0;
+  for (const Shape& shape : shapes) {
+    seed++;
+    const int64_t length = 201;
+    std::vector<float> first;
+    for (const Isa& isa : isas) {
+      const std::string what = std::string(isa.name) + " " + shape.name();
+      const auto want = decode_all(isa, shape, length, seed);
+      if (first.empty()) first = want;
+      check(same_bits(want.data(), first.data(), want.size()), what + ": bits differ");
+      Sequence s(isa, shape, length, seed);
+      check_values(s, want, shape.group, shape.head_dim, what);
+      for (int64_t chunk : {2, 7, 32, 64, 201})
+        check_chunks(isa, shape, want, length, seed, chunk, what);
+      check_written_ahead(isa, shape, want, length, seed, what);
+    }
+  }
+}
+
+// Over several splits: decode at chosen positions, and items that straddle a split.
+void long_context(const std::vector<Isa>& isas) {
+  for (const Shape& shape : {Shape{3, 64, 0, 0}, Shape{1, 32, 1500, 0}, Shape{2, 16, 0, 10.0f}}) {
+    const int64_t length = 2300;
+    std::vector<float> first;
+    for (const Isa& isa : isas) {
+      const std::string what = std::string(isa.name) + " long " + shape.name();
+      Sequence s(isa, shape, length, 99);
+      s.store(0, length);
+      std::vector<float> whole(length * s.width(), kNaN), one(s.width(), kNaN);
+      for (int64_t t = 0; t < length; t += 32)
+        s.run(t, std::min(length, t + 32), length, &whole[t * s.width()]);
+      if (first.empty()) first = whole;
+      check(same_bits(whole.data(), first.data(), whole.size()), what + ": bits differ");
+      for (int64_t t : {0, 63, 64, 1023, 1024, 1025, 1087, 1088, 2047, 2048, 2049, 2299}) {
+        s.run(t, t + 1, t + 1, one.data());
+        check(same_bits(one.data(), &whole[t * s.width()], one.size()),
+              what + ": alone differs at " + std::to_string(t));
+      }
+      std::vector<float> straddle(40 * s.width(), kNaN);
+      s.run(1001, 1041, 1041, straddle.data());
+      check(same_bits(straddle.data(), &whole[1001 * s.width()], straddle.size()),
+            what + ": an item over a split border differs");
+      if (isa.attention == isas.back().attention)
+        check_values(s, whole, shape.group, shape.head_dim, what);
+    }
+  }
+}
+
+void layout(const std::vector<Isa>& isas) {
+  for (const Isa& isa : isas)
+    for (int32_t d : {16, 80, 128}) {
+      std::mt19937 random(5);
+      std::vector<uint16_t> page(kv_head_bytes(d) / 2 + 64, 0xabcd);
+      std::vector<uint8_t> written(page.size());
+      for (int32_t slot : {0, 1, 15, 16, 31}) {
+        const auto k = normal(random, d), v = normal(random, d);
+        isa.attention->store(k.data(), v.data(), d, slot, reinterpret_cast<uint8_t*>(page.data()));
+        for (int32_t i = 0; i < d; i++) {
+          const size_t ik = (((slot / 16) * (d / 2) + i / 2) * 16 + slot % 16) * 2 + i % 2;
+          const size_t iv = kPageTokens * d + ((slot / 2) * d + i) * 2 + slot % 2;
+          written[ik] = written[iv] = 1;
+          float x;
+          uint32_t bits = uint32_t(page[ik]) << 16;
+          memcpy(&x, &bits, 4);
+          check(x == to_bf16(k[i]), std::string(isa.name) + " store K");
+          bits = uint32_t(page[iv]) << 16;
+          memcpy(&x, &bits, 4);
+          check(x == to_bf16(v[i]), std::string(isa.name) + " store V");
+        }
+      }
+      for (size_t i = 0; i < page.size(); i++)
+        check(written[i] || page[i] == 0xabcd, std::string(isa.name) + " store: other slots");
+    }
+}
+
+}  // namespace
+
+int main() {
+  flush_denormals();
+  const auto isas = instruction_sets();
+  layout(isas);
+  sweep(isas);
+  long_context(isas);
+  return finish("attention_test");
+}
