@@ -178,9 +178,14 @@ class _Conversation:
                 f"chat_template_kwargs: {', '.join(reserved)} cannot be set there; use the "
                 "request's own fields"
             )
-        self.messages = normal_messages(messages)
-        self.tools: list[Any] | None = plain_copy(list(tools), "tools") if tools else None
-        self.kwargs: dict[str, Any] = plain_copy(kwargs, "chat_template_kwargs")
+        try:
+            self.messages = normal_messages(messages)
+            self.tools: list[Any] | None = plain_copy(list(tools), "tools") if tools else None
+            self.kwargs: dict[str, Any] = plain_copy(kwargs, "chat_template_kwargs")
+        except RecursionError as error:
+            raise ChatTemplateError(
+                "messages, tools or chat_template_kwargs are nested too deeply; send flatter values"
+            ) from error
 
     def strings(self) -> list[str]:
         return [*strings_in(self.messages), *strings_in(self.tools), *strings_in(self.kwargs)]

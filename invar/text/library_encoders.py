@@ -80,7 +80,7 @@ def word_piece_encoder(vocabulary: Vocabulary) -> LibraryEncoder:
             ids["##" + token] = token_id
     unknown_id = vocabulary.unknown_token_id
     unknown = vocabulary.tokens[100 if unknown_id is None else unknown_id]
-    lowercase = vocabulary.options.get("tokenizer.ggml.normalizer.lowercase", True)
+    lowercase = vocabulary.normalizing.get("normalizer.lowercase", True)
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(ids, unk_token=unknown, max_input_chars_per_word=100)
     )
@@ -97,10 +97,10 @@ def unigram_encoder(vocabulary: Vocabulary) -> LibraryEncoder:
         models.Unigram(pieces, vocabulary.unknown_token_id, byte_fallback=False)
     )
     steps: list[normalizers.Normalizer] = []
-    charsmap = vocabulary.options.get("tokenizer.ggml.precompiled_charsmap")
+    charsmap = vocabulary.normalizing.get("precompiled_charsmap")
     if charsmap is not None:
         steps.append(normalizers.Precompiled(np.asarray(charsmap, dtype=np.uint8).tobytes()))
-    if vocabulary.options.get("tokenizer.ggml.remove_extra_whitespaces", False):
+    if vocabulary.normalizing.get("remove_extra_whitespaces", False):
         steps += [
             normalizers.Strip(),
             normalizers.Replace(tokenizers.Regex(" {2,}"), " "),

@@ -38,6 +38,8 @@ _STOP_TEXTS = frozenset(
 )
 # These are also HTML-like text, so they count only where the file types them as control tokens.
 _STOP_TEXTS_IF_CONTROL = frozenset(("</s>", "<eos>"))
+# How bert and t5 vocabularies treat text before looking words up.
+_NORMALIZING = ("normalizer.lowercase", "remove_extra_whitespaces", "precompiled_charsmap")
 
 
 class TokenType(IntEnum):
@@ -72,7 +74,7 @@ class Vocabulary:
     add_space_prefix: bool
     stop_token_ids: frozenset[int]
     strips_right: bool  # control tokens swallow the blanks after them (Phi-3)
-    options: Mapping[str, Any] = field(repr=False)  # the raw metadata, for rarer keys
+    normalizing: Mapping[str, Any] = field(repr=False)  # keys of _NORMALIZING that the file has
 
     def ids_of_type(self, *types: TokenType) -> list[int]:
         """Ids of the given types, ascending."""
@@ -132,7 +134,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_space_prefix=_flag(metadata, "add_space_prefix", model in ("llama", "t5")),
         stop_token_ids=_stop_ids(metadata, set(stops_by_text.values()), len(tokens), eos),
         strips_right="phi3" in str(metadata.get("general.name", "")).lower().replace("-", ""),
-        options=metadata,
+        normalizing=_normalizing(metadata),
     )
 
 
@@ -223,6 +225,16 @@ def _pretokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
         )
         name = "default"
     return pretokenizer_by_name(name)
+
+
+def _normalizing(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies, so that a tokenizer does not keep a mapped file alive."""
+    found = {name: metadata.get(f"tokenizer.ggml.{name}") for name in _NORMALIZING}
+    return {
+        name: np.array(value) if isinstance(value, np.ndarray) else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def _boundary_ids(

@@ -272,6 +272,16 @@ def test_malformed_messages_are_named(messages: Any, message: str) -> None:
         ChatTemplate(CHATML).render(messages)
 
 
+def test_deep_nesting_is_a_clean_error() -> None:
+    deep: Any = "x"
+    for _ in range(5_000):
+        deep = [deep]
+    call = {"function": {"name": "f", "arguments": '{"a":' + "[" * 100_000}}
+    for message in ({**user("x"), "extra": deep}, {"role": "assistant", "tool_calls": [call]}):
+        with pytest.raises(ChatTemplateError, match="nested too deeply"):
+            ChatTemplate(CHATML).render([message])
+
+
 def test_syntax_errors_name_the_line_and_kwargs_cannot_replace_variables() -> None:
     with pytest.raises(ChatTemplateError, match="line 2"):
         ChatTemplate("\n{% for %}")

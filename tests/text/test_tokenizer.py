@@ -237,6 +237,22 @@ def test_mistyped_stop_tokens_are_control_tokens() -> None:
     assert not any(map(tokenizer.is_control, range(3, tokenizer.vocab_size)))
 
 
+def test_phi3_control_tokens_swallow_the_blanks_after_them() -> None:
+    metadata = sentence_piece(control=("<s>", "</s>", "<|user|>"))
+    plain = Tokenizer.from_gguf(metadata)
+    phi3 = Tokenizer.from_gguf(metadata | {"general.name": "Phi-3 mini"})
+    assert encode(phi3, "<|user|>\n ab") == encode(plain, "<|user|>ab")
+    assert encode(phi3, "<s> ab") == encode(plain, "<s> ab") != encode(plain, "<s>ab")
+
+
+def test_unigram_vocabulary_normalizes_and_adds_both_ends(
+    vocabulary_tokenizer: TokenizerByName,
+) -> None:
+    # Ids of XLM-RoBERTa's tokenizer, https://huggingface.co/FacebookAI/xlm-roberta-base
+    ids = vocabulary_tokenizer("nomic-bert-moe").encode("Hello World")
+    assert ids.tolist() == [0, 35378, 6661, 2]
+
+
 def test_missing_bytes_fall_back_to_one_unknown_token() -> None:
     metadata = sentence_piece()
     metadata["tokenizer.ggml.token_type"][3:259] = NORMAL
