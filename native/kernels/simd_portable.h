@@ -148,7 +148,7 @@ INVAR_INLINE VF load_f16(const void* p) {
   r = select(less(magnitude, set1_i(0x400)), as_int(mul(to_float(magnitude), set1(0x1p-24f))), r);
   r = select(less(set1_i(0x7bff), magnitude), bit_or(shifted, set1_i(0x7f800000)), r);
   r = select(less(set1_i(0x7c00), magnitude), bit_or(r, set1_i(0x400000)), r);
-  return as_float(bit_or(r, shift_left<16>(bit_and(x, set1_i(0x4000)))));
+  return as_float(bit_or(r, shift_left<16>(bit_and(x, set1_i(0x8000)))));
 }
 INVAR_INLINE VF load_bf16(const void* p) { return as_float(shift_left<16>(load_u16(p))); }
 // W values in the low halves of the lanes.
@@ -156,7 +156,7 @@ INVAR_INLINE VI to_bf16(VF a) {
   VI x = as_int(a), magnitude = bit_and(x, set1_i(INT32_MAX));
   VI rounded = add(x, add(set1_i(0x7fff), bit_and(shift_right<16>(x), set1_i(1))));
   rounded = select(less(set1_i(0x7f800000), magnitude), bit_or(x, set1_i(0x400000)), rounded);
-  rounded = select(less(magnitude, set1_i(0x400000)), bit_and(x, set1_i(INT32_MIN)), rounded);
+  rounded = select(less(magnitude, set1_i(0x800000)), bit_and(x, set1_i(INT32_MIN)), rounded);
   return shift_right<16>(rounded);
 }
 INVAR_INLINE void store_bf16(void* p, VF a) {

@@ -1,0 +1,174 @@
+// Exact integer dot products of weight codes and s8 activation codes: lane i is column i, a VB
+// holds a quad (4 neighbouring K) of each column, and the same quad of one activation row is
+// broadcast.
+//
+// Narrow sums are for codes u8 <= 63, over one group of a format. On AVX2 they stay in two int16
+// per column (K % 4 in {0, 1} and {2, 3}) until the group ends, because vpmaddubsw + vpaddw is
+// twice as fast as widening at every quad. vpmaddubsw cannot saturate (63 * 127 * 2 = 16,002),
+// vpaddw wraps, so only the final value of each half must fit in int16; with the bias b subtracted
+// it does:
+//
+//   format      codes - b    K per half   largest half
+//   q4_0        -8 .. 7      16           16,256
+//   q4_1, q4_k   0 .. 15     16           30,480
+//   q5_0        -16 .. 15    16           32,512
+//   q6_k        -32 .. 31    8            32,512
+//
+// This is why the quantiser stores the sum of a group's activation codes as two halves: the bias
+// enters as the initial value -b * half. AVX-512 and portable sums are int32 from the start.
+//
+// Wide sums are for s8 weights (q8_0), where two int16 products can overflow int16 sums.
+#pragma once
+
+#include "kernels/simd.h"
+
+namespace invar::INVAR_ISA {
+
+#if defined(INVAR_ISA_AVX512)
+
+// (bytes >> n) & mask, n < 0 shifts left; the mask must clear what crosses a byte. n is a constant
+// once the caller's loop is unrolled.
+INVAR_INLINE VB bits_at(VB a, int n, int mask) {
+  __m512i x = n >= 0 ? _mm512_srli_epi16(a.v, n) : _mm512_slli_epi16(a.v, -n);
+  return {_mm512_and_si512(x, _mm512_set1_epi8((char)mask))};
+}
+INVAR_INLINE VB bit_or(VB a, VB b) { return {_mm512_or_si512(a.v, b.v)}; }
+// acc + a.low * b.low + a.high * b.high, int16 pairs.
+INVAR_INLINE VI dot_pair(VI acc, VI a, VI b) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
+INVAR_INLINE VI load_u8_pairs(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p))};
+}
+INVAR_INLINE void store_s8(int8_t* p, VI a) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
+}
+
+template <int bias>
+INVAR_INLINE VI narrow_start(VI half_sums) {
+  return bias == 0 ? zero_i() : VI{_mm512_madd_epi16(half_sums.v, _mm512_set1_epi16(-bias))};
+}
+INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
+  return {_mm512_dpbusd_epi32(sum.v, codes.v, quad.v)};
+}
+INVAR_INLINE VI narrow_total(VI sum) { return sum; }
+// A group's scale per column, from signed bytes, in the form narrow_scaled wants.
+INVAR_INLINE VI load_scales(const int8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
+}
+INVAR_INLINE VI narrow_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
+
+struct WideCodes {
+  VB v;
+};
+INVAR_INLINE WideCodes wide_codes(VB s8) {
+  return {{_mm512_xor_si512(s8.v, _mm512_set1_epi8((char)0x80))}};
+}
+INVAR_INLINE VI wide_start(VI half_sums) {
+  return {_mm512_madd_epi16(half_sums.v, _mm512_set1_epi16(-128))};
+}
+INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
+  return narrow_step(sum, codes.v, quad);
+}
+
+#elif defined(INVAR_ISA_AVX2)
+
+INVAR_INLINE VB bits_at(VB a, int n, int mask) {
+  __m256i x = n >= 0 ? _mm256_srli_epi16(a.v, n) : _mm256_slli_epi16(a.v, -n);
+  return {_mm256_and_si256(x, _mm256_set1_epi8((char)mask))};
+}
+INVAR_INLINE VB bit_or(VB a, VB b) { return {_mm256_or_si256(a.v, b.v)}; }
+INVAR_INLINE VI dot_pair(VI acc, VI a, VI b) { return add(acc, {_mm256_madd_epi16(a.v, b.v)}); }
+INVAR_INLINE VI load_u8_pairs(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p))};
+}
+INVAR_INLINE void store_s8(int8_t* p, VI a) {
+  __m128i x = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(x, x));
+}
+
+template <int bias>
+INVAR_INLINE VI narrow_start(VI half_sums) {
+  return bias == 0 ? zero_i() : VI{_mm256_mullo_epi16(half_sums.v, _mm256_set1_epi16(-bias))};
+}
+INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
+  return {_mm256_add_epi16(sum.v, _mm256_maddubs_epi16(codes.v, quad.v))};
+}
+INVAR_INLINE VI narrow_total(VI sum) { return {_mm256_madd_epi16(sum.v, _mm256_set1_epi16(1))}; }
+// The scale stands in both int16 halves: vpmaddwd then adds and scales at once.
+INVAR_INLINE VI load_scales(const int8_t* p) {
+  const __m256i to_high_bytes =
+      _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5,
+                       -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
+  int64_t bytes;
+  memcpy(&bytes, p, 8);
+  return {_mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(bytes), to_high_bytes), 8)};
+}
+INVAR_INLINE VI narrow_scaled(VI total, VI sum, VI scales) { return dot_pair(total, sum, scales); }
+
+// |w| as u8 (128 fits) times the activation with w's sign: 128 * 127 * 2 = 32,512 per int16.
+struct WideCodes {
+  VB magnitude, sign;
+};
+INVAR_INLINE WideCodes wide_codes(VB s8) { return {{_mm256_abs_epi8(s8.v)}, s8}; }
+INVAR_INLINE VI wide_start(VI) { return zero_i(); }
+INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
+  __m256i x = _mm256_maddubs_epi16(codes.magnitude.v, _mm256_sign_epi8(quad.v, codes.sign.v));
+  return add(sum, {_mm256_madd_epi16(x, _mm256_set1_epi16(1))});
+}
+
+#else
+
+INVAR_INLINE VB bits_at(VB a, int n, int mask) {
+  u8x16 x = n >= 0 ? a.v >> n : a.v << -n;
+  return {x & set1_b((uint8_t)mask).v};
+}
+INVAR_INLINE VB bit_or(VB a, VB b) { return {a.v | b.v}; }
+INVAR_INLINE VI low_half(VI a) { return shift_right_signed<16>(shift_left<16>(a)); }
+INVAR_INLINE VI high_half(VI a) { return shift_right_signed<16>(a); }
+INVAR_INLINE VI dot_pair(VI acc, VI a, VI b) {
+  return add(acc, add(mul(low_half(a), low_half(b)), mul(high_half(a), high_half(b))));
+}
+INVAR_INLINE VI load_u8_pairs(const uint8_t* p) {
+  VI r;
+  for (int i = 0; i < W; i++) r.v[i] = p[2 * i] | p[2 * i + 1] << 16;
+  return r;
+}
+INVAR_INLINE void store_s8(int8_t* p, VI a) {
+  for (int i = 0; i < W; i++) p[i] = (int8_t)a.v[i];
+}
+
+template <int bias>
+INVAR_INLINE VI narrow_start(VI half_sums) {
+  return mul(add(low_half(half_sums), high_half(half_sums)), set1_i(-bias));
+}
+INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
+  u8x16 a = reinterpret<u8x16>(quad.v);
+  for (int i = 0; i < W; i++)
+    for (int t = 0; t < 4; t++) sum.v[i] += codes.v[4 * i + t] * (int8_t)a[t];
+  return sum;
+}
+INVAR_INLINE VI narrow_total(VI sum) { return sum; }
+INVAR_INLINE VI load_scales(const int8_t* p) {
+  VI r;
+  for (int i = 0; i < W; i++) r.v[i] = p[i];
+  return r;
+}
+INVAR_INLINE VI narrow_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
+
+struct WideCodes {
+  VB v;
+};
+INVAR_INLINE WideCodes wide_codes(VB s8) { return {s8}; }
+INVAR_INLINE VI wide_start(VI) { return zero_i(); }
+INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
+  u8x16 a = reinterpret<u8x16>(quad.v);
+  for (int i = 0; i < W; i++)
+    for (int t = 0; t < 4; t++) sum.v[i] += (int8_t)codes.v.v[4 * i + t] * (int8_t)a[t];
+  return sum;
+}
+
+#endif
+
+INVAR_INLINE VB low_nibbles(VB a) { return bits_at(a, 0, 15); }
+INVAR_INLINE VB high_nibbles(VB a) { return bits_at(a, 4, 15); }
+
+}  // namespace invar::INVAR_ISA

@@ -1,0 +1,379 @@
+// One panel times rows of s8 activations. The arithmetic, per output:
+//
+//   q4_0, q5_0, q8_0   for each 32: acc = fma(float(sum), d * da, acc), sum of (code - bias) * a
+//   q4_1               then also:   acc = fma(m, scaled_sum, acc)
+//   q4_k               for each 256: t = sum of scale * (sum over 32), u = sum of min * (sum of a),
+//                                    acc = fma(fnma(float(u), dmin, float(t) * d), da, acc)
+//   q6_k               for each 256: t = sum of scale * (sum over 16),
+//                                    acc = fma(float(t), d * da, acc)
+//
+// with every sum an exact int32 and acc in ascending K. Everything else here (tiles, slabs,
+// widening) moves data and cannot change a bit: acc waits in `out` between slabs.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/dot.h"
+#include "kernels/records.h"
+
+namespace invar::INVAR_ISA {
+
+// Register tiles: kRows rows x kVectors vectors of W columns. A row costs kVectors sums, and one
+// broadcast serves them all.
+//   avx512: 32 registers; 6 x 2 sums + 6 x 2 accumulators + 4 codes.
+//   avx2:   16 registers; 4 x 2 sums leave room for the unpacked codes of a nibble pair (4), the
+//           mask, the broadcast and two products.
+//   portable: 16 of SSE2, 32 of NEON.
+// Rows above kUnpackRows widen the slab's codes once instead of once per row tile.
+#if defined(INVAR_ISA_AVX512)
+constexpr int kTileRows = 6, kTileVectors = 2;
+#elif defined(INVAR_ISA_AVX2)
+constexpr int kTileRows = 4, kTileVectors = 2;
+#else
+constexpr int kTileRows = 4, kTileVectors = 1;
+#endif
+
+constexpr int kPanelVectors = kPanelColumns / W;
+constexpr int kVectorBytes = 4 * W;  // of a quad row
+
+#define INVAR_UNROLL _Pragma("GCC unroll 16")
+
+// ---------------------------------------------------------------- formats
+
+// Pair j of a group: quads j and j + kGroup / 8.
+struct CodePair {
+  VB low, high;
+};
+
+INVAR_INLINE CodePair nibble_pair(const uint8_t* p) {
+  VB raw = load_b(p);
+  return {low_nibbles(raw), high_nibbles(raw)};
+}
+
+// kGroup: K of one exact sum; kGroupBytes: from one group's codes to the next.
+struct FormatQ4_0 {
+  using Record = RecordQ4_0;
+  static constexpr int kGroup = 32, kBias = 8, kGroupBytes = Record::bytes;
+  static constexpr bool kMin = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
+    return nibble_pair(group + j * kQuadBytes + vector * kVectorBytes);
+  }
+};
+struct FormatQ4_1 {
+  using Record = RecordQ4_1;
+  static constexpr int kGroup = 32, kBias = 0, kGroupBytes = Record::bytes;
+  static constexpr bool kMin = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
+    return FormatQ4_0::pair(group, j, vector);
+  }
+};
+struct FormatQ5_0 {
+  using Record = RecordQ5_0;
+  static constexpr int kGroup = 32, kBias = 16, kGroupBytes = Record::bytes;
+  static constexpr bool kMin = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
+    CodePair q = FormatQ4_0::pair(group, j, vector);
+    VB bits = load_b(group + Record::high - Record::codes + vector * kVectorBytes);
+    return {bit_or(q.low, bits_at(bits, j - 4, 16)), bit_or(q.high, bits_at(bits, j, 16))};
+  }
+};
+struct FormatQ8_0 {
+  using Record = RecordQ8_0;  // already bytes, and signed: tile_q8_0
+  static constexpr int kGroup = 32;
+};
+struct FormatQ4_K {
+  using Record = RecordQ4_K;
+  static constexpr int kGroup = 32, kBias = 0, kGroupBytes = Record::group_bytes;
+  static constexpr bool kMin = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
+    return FormatQ4_0::pair(group, j, vector);
+  }
+};
+struct FormatQ6_K {
+  using Record = RecordQ6_K;
+  static constexpr int kGroup = 16, kBias = 32, kGroupBytes = Record::group_bytes;
+  static constexpr bool kMin = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
+    const uint8_t* p = group + vector * kVectorBytes;
+    CodePair q = nibble_pair(p + Record::low + j * kQuadBytes);
+    VB bits = load_b(p + Record::high);
+    return {bit_or(q.low, bits_at(bits, 2 * j - 4, 48)), bit_or(q.high, bits_at(bits, 2 * j, 48))};
+  }
+};
+
+// ---------------------------------------------------------------- activations and sums
+
+// Where a slab's parts lie in an activation row.
+struct SlabOffsets {
+  int64_t codes, scales, half_sums, sums;
+};
+
+template <int R>
+struct Rows {
+  const uint8_t* p[R];
+  inline __attribute__((always_inline)) Rows(const uint8_t* first, int64_t stride) {
+    INVAR_UNROLL for (int r = 0; r < R; r++) p[r] = first + r * stride;
+  }
+};
+
+// Codes as they are packed, or widened to a byte each: [quad][column][place].
+template <class F, bool widened>
+INVAR_INLINE CodePair read_pair(const uint8_t* group, int j, int vector) {
+  if constexpr (!widened) return F::pair(group, j, vector);
+  constexpr int kHalf = F::kGroup / 8;
+  const uint8_t* p = group + vector * kVectorBytes;
+  return {load_b(p + j * kQuadBytes), load_b(p + (j + kHalf) * kQuadBytes)};
+}
+
+// sums[r][c] of one group, before narrow_total / narrow_scaled.
+template <class F, bool widened, int R, int C>
+INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int vector,
+                             const Rows<R>& rows, int64_t codes, int64_t half_sums) {
+  constexpr int kHalf = F::kGroup / 8;
+  INVAR_UNROLL for (int r = 0; r < R; r++) {
+    VI start = F::kBias ? narrow_start<F::kBias>(set1_pair(rows.p[r] + half_sums)) : zero_i();
+    INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
+  }
+  INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
+    CodePair q[C];
+    INVAR_UNROLL for (int c = 0; c < C; c++) q[c] = read_pair<F, widened>(group, j, vector + c);
+    INVAR_UNROLL for (int r = 0; r < R; r++) {
+      VI a = set1_pair(rows.p[r] + codes + 4 * j);
+      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = narrow_step(sums[r][c], q[c].low, a);
+    }
+    INVAR_UNROLL for (int r = 0; r < R; r++) {
+      VI a = set1_pair(rows.p[r] + codes + 4 * (j + kHalf));
+      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = narrow_step(sums[r][c], q[c].high, a);
+    }
+  }
+}
+
+INVAR_INLINE VF broadcast(const uint8_t* p) {
+  float x;
+  memcpy(&x, p, 4);
+  return set1(x);
+}
+
+// acc += sum * (d * da), where acc waits in out.
+INVAR_INLINE void fold(float* out, VI sum, VF d, VF da) {
+  store(out, fma(to_float(sum), d * da, load(out)));
+}
+
+// ---------------------------------------------------------------- tiles
+
+// The 32-block formats with narrow codes: `blocks` records from `record`.
+template <class F, bool widened, int R, int C>
+static void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int vector,
+                    const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
+                    int64_t out_stride) {
+  using Record = typename F::Record;
+  const Rows<R> rows(act, act_stride);
+  for (int b = 0; b < blocks; b++) {
+    VI sums[R][C];
+    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.half_sums);
+    INVAR_UNROLL for (int c = 0; c < C; c++) {
+      const int column = (vector + c) * W;
+      VF d = load_f16(record + Record::scale + 2 * column);
+      VF m = zero();
+      if constexpr (F::kMin) m = load_f16(record + Record::min + 2 * column);
+      INVAR_UNROLL for (int r = 0; r < R; r++) {
+        float* o = out + r * out_stride + column;
+        VF acc =
+            fma(to_float(narrow_total(sums[r][c])), d * broadcast(rows.p[r] + at.scales), load(o));
+        if constexpr (F::kMin) acc = fma(m, broadcast(rows.p[r] + at.sums), acc);
+        store(o, acc);
+      }
+    }
+    record += Record::bytes;
+    codes += widened ? 8 * kQuadBytes : F::kGroupBytes;
+    at.codes += 32, at.scales += 4, at.half_sums += 4, at.sums += 4;
+  }
+}
+
+template <int R, int C>
+static void tile_q8_0(const uint8_t* record, int blocks, int vector, const uint8_t* act,
+                      int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride) {
+  using Record = RecordQ8_0;
+  const Rows<R> rows(act, act_stride);
+  for (int b = 0; b < blocks; b++) {
+    VI sums[R][C];
+    INVAR_UNROLL for (int r = 0; r < R; r++) {
+      VI start = wide_start(set1_pair(rows.p[r] + at.half_sums));
+      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
+    }
+    INVAR_UNROLL for (int j = 0; j < 8; j++) {
+      WideCodes q[C];
+      INVAR_UNROLL for (int c = 0; c < C; c++) q[c] =
+          wide_codes(load_b(record + Record::codes + j * kQuadBytes + (vector + c) * kVectorBytes));
+      INVAR_UNROLL for (int r = 0; r < R; r++) {
+        VI a = set1_pair(rows.p[r] + at.codes + 4 * j);
+        INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = wide_step(sums[r][c], q[c], a);
+      }
+    }
+    INVAR_UNROLL for (int c = 0; c < C; c++) {
+      const int column = (vector + c) * W;
+      VF d = load_f16(record + Record::scale + 2 * column);
+      INVAR_UNROLL for (int r = 0; r < R; r++)
+          fold(out + r * out_stride + column, sums[r][c], d, broadcast(rows.p[r] + at.scales));
+    }
+    record += Record::bytes;
+    at.codes += 32, at.scales += 4, at.half_sums += 4;
+  }
+}
+
+// The K-quants: one record of 256.
+template <class F, bool widened, int R, int C>
+static void tile_256(const uint8_t* record, const uint8_t* codes, int vector, const uint8_t* act,
+                     int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride) {
+  using Record = typename F::Record;
+  const Rows<R> rows(act, act_stride);
+  VI totals[R][C];
+  INVAR_UNROLL for (int r = 0; r < R; r++) {
+    INVAR_UNROLL for (int c = 0; c < C; c++) totals[r][c] = zero_i();
+  }
+  const int8_t* scales = (const int8_t*)record + Record::scales + vector * W;
+  for (int g = 0; g < kSlabK / F::kGroup; g++) {
+    VI sums[R][C];
+    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.half_sums);
+    INVAR_UNROLL for (int c = 0; c < C; c++) {
+      VI scale = load_scales(scales + c * W);
+      INVAR_UNROLL for (int r = 0; r < R; r++) totals[r][c] =
+          narrow_scaled(totals[r][c], sums[r][c], scale);
+    }
+    scales += kPanelColumns;
+    codes += widened ? F::kGroup / 4 * kQuadBytes : F::kGroupBytes;
+    at.codes += F::kGroup, at.half_sums += 4;
+  }
+  INVAR_UNROLL for (int c = 0; c < C; c++) {
+    const int column = (vector + c) * W;
+    VF d = load_f16(record + Record::scale + 2 * column);
+    INVAR_UNROLL for (int r = 0; r < R; r++) {
+      float* o = out + r * out_stride + column;
+      VF da = broadcast(rows.p[r] + at.scales);
+      if constexpr (F::kMin) {
+        VI mins = zero_i();
+        INVAR_UNROLL for (int p = 0; p < 4; p++) mins = dot_pair(
+            mins, load_u8_pairs(record + Record::mins + p * 2 * kPanelColumns + 2 * column),
+            set1_pair(rows.p[r] + at.sums + 4 * p));
+        VF dmin = load_f16(record + Record::min_scale + 2 * column);
+        store(o, fma(fnma(to_float(mins), dmin, to_float(totals[r][c]) * d), da, load(o)));
+      } else {
+        fold(o, totals[r][c], d, da);
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------- slabs
+
+template <class F>
+static void widen(const uint8_t* group, int groups, uint8_t* out) {
+  constexpr int kHalf = F::kGroup / 8;
+  for (int g = 0; g < groups; g++, group += F::kGroupBytes, out += 2 * kHalf * kQuadBytes) {
+    INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
+      for (int v = 0; v < kPanelVectors; v++) {
+        CodePair q = F::pair(group, j, v);
+        store_b(out + j * kQuadBytes + v * kVectorBytes, q.low);
+        store_b(out + (j + kHalf) * kQuadBytes + v * kVectorBytes, q.high);
+      }
+    }
+  }
+}
+
+// One slab: `blocks` records of a 32-block format or one record of a K-quant, for all rows.
+struct Slab {
+  const uint8_t* record;
+  const uint8_t* widened;
+  int blocks;
+  const uint8_t* act;
+  int64_t act_stride;
+  SlabOffsets at;
+  float* out;
+  int64_t out_stride;
+};
+
+template <class F, bool widened, int R, int C>
+INVAR_INLINE void tile(const Slab& s, int row, int vector) {
+  const uint8_t* act = s.act + row * s.act_stride;
+  float* out = s.out + row * s.out_stride;
+  const uint8_t* codes = widened ? s.widened : s.record + F::Record::codes;
+  if constexpr (std::is_same_v<F, FormatQ8_0>)
+    tile_q8_0<R, C>(s.record, s.blocks, vector, act, s.act_stride, s.at, out, s.out_stride);
+  else if constexpr (F::Record::k == 32)
+    tile_32<F, widened, R, C>(s.record, codes, s.blocks, vector, act, s.act_stride, s.at, out,
+                              s.out_stride);
+  else
+    tile_256<F, widened, R, C>(s.record, codes, vector, act, s.act_stride, s.at, out, s.out_stride);
+}
+
+// R rows of all columns. One row takes all vectors in one pass, to read the panel once and in
+// order.
+template <class F, bool widened, int R>
+INVAR_INLINE void row_tile(const Slab& s, int row) {
+  constexpr int C = R == 1 ? (kPanelVectors < 4 ? kPanelVectors : 4) : kTileVectors;
+  for (int v = 0; v < kPanelVectors; v += C) tile<F, widened, R, C>(s, row, v);
+}
+
+template <class F, bool widened>
+INVAR_INLINE void all_rows(const Slab& s, int rows) {
+  int row = 0;
+  for (; row + kTileRows <= rows; row += kTileRows) row_tile<F, widened, kTileRows>(s, row);
+  switch (rows - row) {
+    case 1:
+      row_tile<F, widened, 1>(s, row);
+      break;
+    case 2:
+      row_tile<F, widened, 2>(s, row);
+      break;
+    case 3:
+      row_tile<F, widened, 3>(s, row);
+      break;
+#if defined(INVAR_ISA_AVX512)
+    case 4:
+      row_tile<F, widened, 4>(s, row);
+      break;
+    case 5:
+      row_tile<F, widened, 5>(s, row);
+      break;
+#endif
+    default:
+      break;
+  }
+}
+
+template <class F>
+static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, const uint8_t* act,
+                     int64_t act_stride, int rows, float* out, int64_t out_stride) {
+  constexpr bool kWidens = !std::is_same_v<F, FormatQ8_0>;
+  constexpr int kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
+  const ActLayout layout = act_layout(act_format, k);
+  const int scale_bytes = kSlabK / F::Record::k * 4;
+  const int half_sum_bytes = F::Record::k == 32 ? 8 * 4 : 16 * 4;
+  const int sum_bytes = F::Record::k == 32 ? 8 * 4 : 8 * 2;
+  alignas(64) uint8_t widened[kSlabK * kPanelColumns];
+  for (int r = 0; r < rows; r++) memset(out + r * out_stride, 0, kPanelColumns * 4);
+  for (int64_t slab = 0; slab * kSlabK < k; slab++) {
+    const int64_t left = (k - slab * kSlabK) / F::Record::k;
+    Slab s{panel + slab * kSlabBytes,
+           widened,
+           kSlabK / F::Record::k,
+           act,
+           act_stride,
+           {},
+           out,
+           out_stride};
+    if (left < s.blocks) s.blocks = (int)left;
+    s.at = {slab * kSlabK, layout.scale_offset + slab * scale_bytes,
+            layout.sum_offset + slab * half_sum_bytes, layout.scaled_sum_offset + slab * sum_bytes};
+    if constexpr (kWidens) {
+      if (rows > kTileRows) {
+        widen<F>(s.record + F::Record::codes, s.blocks * (F::Record::k / F::kGroup), widened);
+        all_rows<F, true>(s, rows);
+        continue;
+      }
+    }
+    all_rows<F, false>(s, rows);
+  }
+}
+
+}  // namespace invar::INVAR_ISA

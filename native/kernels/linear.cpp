@@ -1,0 +1,38 @@
+// The table of linear kernels of one instruction set.
+#include "kernels/dequantize.h"
+#include "kernels/gemm_float.h"
+#include "kernels/gemm_int.h"
+#include "kernels/pack.h"
+#include "kernels/quantize.h"
+
+namespace invar::INVAR_ISA {
+
+static void gemm(WeightFormat format, const uint8_t* panel, int64_t k, const uint8_t* act,
+                 int64_t act_stride, int rows, float* out, int64_t out_stride) {
+  switch (format) {
+#define INVAR_FLOAT(name, Step) \
+  case WeightFormat::name:      \
+    return gemm_float<Step>(panel, k, act, act_stride, rows, out, out_stride);
+#define INVAR_INT(name, Format)                                                          \
+  case WeightFormat::name:                                                               \
+    return gemm_int<Format>(act_format_of(format), panel, k, act, act_stride, rows, out, \
+                            out_stride);
+    INVAR_FLOAT(f32, StepF32)
+    INVAR_FLOAT(f16, StepF16)
+    INVAR_FLOAT(bf16, StepBf16)
+    INVAR_INT(q4_0, FormatQ4_0)
+    INVAR_INT(q4_1, FormatQ4_1)
+    INVAR_INT(q5_0, FormatQ5_0)
+    INVAR_INT(q8_0, FormatQ8_0)
+    INVAR_INT(q4_k, FormatQ4_K)
+    INVAR_INT(q6_k, FormatQ6_K)
+#undef INVAR_FLOAT
+#undef INVAR_INT
+    case WeightFormat::count:
+      break;
+  }
+}
+
+extern const LinearKernels linear_kernels = {pack, dequantize_row, quantize, gemm};
+
+}  // namespace invar::INVAR_ISA

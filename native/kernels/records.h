@@ -1,0 +1,102 @@
+// Packed weight panels, byte by byte. A panel is 32 columns; inside it records follow each other,
+// each covering kRecordK of K and a whole number of cache lines. [x] below is one byte per index
+// unless a type is given; c is the column, t the place in a quad (4 neighbouring K).
+//
+//   f32    K x 1     float[32]
+//   f16    K x 1     uint16[32]
+//   bf16   K x 2     uint16[32][2], an odd K padded with zero
+//   q4_0   K x 32    f16 d[32] | nibbles[4][c][t]: quad j low, quad j + 4 high      9 lines
+//   q4_1   K x 32    f16 d[32] | f16 m[32] | nibbles as q4_0                       10 lines
+//   q5_0   K x 32    f16 d[32] | high[c][t]: bit j is bit 4 of quad j | nibbles    11 lines
+//   q8_0   K x 32    f16 d[32] | s8 codes[8][c][t]                                 17 lines
+//   q4_k   K x 256   f16 d[32] | f16 dmin[32] | scales[8][c] | mins[4][c][2]
+//                    | nibbles[8] as q4_0                                          74 lines
+//   q6_k   K x 256   f16 d[32] | s8 scales[16][c] | groups[16] of
+//                    { high[c][t]: bits 2j, 2j + 1 of quad j
+//                      | nibbles[2][c][t]: quad j low, quad j + 2 high }          105 lines
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace invar {
+
+constexpr int kSlabK = 256;  // K covered at a time by the integer kernels: a K-quant record
+constexpr int kQuadBytes = 4 * kPanelColumns;
+constexpr int kHalfRow = 2 * kPanelColumns;  // a row of f16, one per column
+
+struct RecordQ4_0 {
+  static constexpr int k = 32, scale = 0, codes = kHalfRow, bytes = codes + 4 * kQuadBytes;
+};
+struct RecordQ4_1 {
+  static constexpr int k = 32, scale = 0, min = kHalfRow, codes = 2 * kHalfRow,
+                       bytes = codes + 4 * kQuadBytes;
+};
+struct RecordQ5_0 {
+  static constexpr int k = 32, scale = 0, high = kHalfRow, codes = high + kQuadBytes,
+                       bytes = codes + 4 * kQuadBytes;
+};
+struct RecordQ8_0 {
+  static constexpr int k = 32, scale = 0, codes = kHalfRow, bytes = codes + 8 * kQuadBytes;
+};
+struct RecordQ4_K {
+  static constexpr int k = 256, scale = 0, min_scale = kHalfRow, scales = 2 * kHalfRow,
+                       mins = scales + 8 * kPanelColumns, codes = mins + 8 * kPanelColumns,
+                       group_bytes = 4 * kQuadBytes, bytes = codes + 8 * group_bytes;
+};
+struct RecordQ6_K {
+  static constexpr int k = 256, scale = 0, scales = kHalfRow, codes = scales + 16 * kPanelColumns,
+                       high = 0, low = kQuadBytes, group_bytes = 3 * kQuadBytes,
+                       bytes = codes + 16 * group_bytes;
+};
+static_assert(RecordQ4_0::bytes == 9 * 64 && RecordQ4_1::bytes == 10 * 64);
+static_assert(RecordQ5_0::bytes == 11 * 64 && RecordQ8_0::bytes == 17 * 64);
+static_assert(RecordQ4_K::bytes == 74 * 64 && RecordQ6_K::bytes == 105 * 64);
+
+// A GGML block: `k` values in `bytes` bytes. The structs they mirror (block_q4_0 ... block_q6_K):
+// https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/ggml/src/ggml-common.h
+//   q4_0 { f16 d; u8 qs[16] }                 q4_1 { f16 d, m; u8 qs[16] }
+//   q5_0 { f16 d; u8 qh[4], qs[16] }          q8_0 { f16 d; s8 qs[32] }
+//   q4_k { f16 d, dmin; u8 scales[12], qs[128] }
+//   q6_k { u8 ql[128], qh[64]; s8 scales[16]; f16 d }
+struct GgmlBlock {
+  int k, bytes;
+};
+constexpr GgmlBlock ggml_block(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::f32:
+      return {1, 4};
+    case WeightFormat::f16:
+    case WeightFormat::bf16:
+      return {1, 2};
+    case WeightFormat::q4_0:
+      return {32, 18};
+    case WeightFormat::q4_1:
+      return {32, 20};
+    case WeightFormat::q5_0:
+      return {32, 22};
+    case WeightFormat::q8_0:
+      return {32, 34};
+    case WeightFormat::q4_k:
+      return {256, 144};
+    case WeightFormat::q6_k:
+      return {256, 210};
+    case WeightFormat::count:
+      break;
+  }
+  return {1, 0};
+}
+
+// Scale and minimum of 32-block g of a q4_k block, 6 bits each: the first four pairs lie in bytes
+// g and g + 4, the others are put together from the nibbles of byte g + 4 and the top bits of
+// g - 4 and g (get_scale_min_k4,
+// https://github.com/ggml-org/ggml/blob/5136ed06fb4dfcea74d6e7e914fe4994017d30c2/src/ggml-quants.c).
+struct ScaleMin {
+  uint8_t scale, min;
+};
+constexpr ScaleMin scale_min_q4_k(const uint8_t* scales, int g) {
+  if (g < 4) return {(uint8_t)(scales[g] & 63), (uint8_t)(scales[g + 4] & 63)};
+  return {(uint8_t)((scales[g + 4] & 15) | (scales[g - 4] >> 6) << 4),
+          (uint8_t)((scales[g + 4] >> 4) | (scales[g] >> 6) << 4)};
+}
+
+}  // namespace invar

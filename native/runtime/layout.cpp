@@ -1,0 +1,98 @@
+// Sizes and offsets of packed weights and quantised activations: shared by every instruction set.
+#include "kernels/kernels.h"
+#include "kernels/records.h"
+
+namespace invar {
+
+namespace {
+
+constexpr int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+constexpr int64_t kLine = 64;
+constexpr int64_t kAliasing = 4096;  // addresses this far apart share an L1 set
+
+}  // namespace
+
+ActLayout act_layout(ActFormat format, int64_t k) {
+  ActLayout layout{};
+  int64_t end = 0;
+  auto part = [&](int64_t bytes) {
+    int64_t start = end;
+    end = round_up(start + bytes, kLine);
+    return start;
+  };
+  switch (format) {
+    case ActFormat::f32:
+      part(k * 4);
+      break;
+    case ActFormat::bf16:
+      part(round_up(k, 2) * 2);
+      break;
+    case ActFormat::q8_32:
+      part(k);
+      layout.scale_offset = part(k / 32 * 4);
+      layout.sum_offset = part(k / 32 * 4);
+      layout.scaled_sum_offset = part(k / 32 * 4);
+      break;
+    case ActFormat::q8_256:
+      part(k);
+      layout.scale_offset = part(k / 256 * 4);
+      layout.sum_offset = part(k / 16 * 4);
+      layout.scaled_sum_offset = part(k / 32 * 2);
+      break;
+  }
+  layout.row_bytes = end % kAliasing == 0 ? end + kLine : end;
+  return layout;
+}
+
+ActFormat act_format_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::bf16:
+      return ActFormat::bf16;
+    case WeightFormat::q4_0:
+    case WeightFormat::q4_1:
+    case WeightFormat::q5_0:
+    case WeightFormat::q8_0:
+      return ActFormat::q8_32;
+    case WeightFormat::q4_k:
+    case WeightFormat::q6_k:
+      return ActFormat::q8_256;
+    case WeightFormat::f32:
+    case WeightFormat::f16:
+    case WeightFormat::count:
+      break;
+  }
+  return ActFormat::f32;
+}
+
+int64_t panel_bytes(WeightFormat format, int64_t k) {
+  switch (format) {
+    case WeightFormat::f32:
+      return k * 4 * kPanelColumns;
+    case WeightFormat::f16:
+      return k * 2 * kPanelColumns;
+    case WeightFormat::bf16:
+      return round_up(k, 2) * 2 * kPanelColumns;
+    case WeightFormat::q4_0:
+      return k / 32 * RecordQ4_0::bytes;
+    case WeightFormat::q4_1:
+      return k / 32 * RecordQ4_1::bytes;
+    case WeightFormat::q5_0:
+      return k / 32 * RecordQ5_0::bytes;
+    case WeightFormat::q8_0:
+      return k / 32 * RecordQ8_0::bytes;
+    case WeightFormat::q4_k:
+      return k / 256 * RecordQ4_K::bytes;
+    case WeightFormat::q6_k:
+      return k / 256 * RecordQ6_K::bytes;
+    case WeightFormat::count:
+      break;
+  }
+  return 0;
+}
+
+int64_t row_bytes_ggml(WeightFormat format, int64_t k) {
+  GgmlBlock block = ggml_block(format);
+  return k / block.k * block.bytes;
+}
+
+}  // namespace invar
