@@ -1,7 +1,7 @@
 """Llama (arXiv 2302.13971, 2407.21783), and with it SmolLM, Mistral and TinyLlama.
 
 GGUF stores the rows of q and k so that the rotated pairs are neighbours; see `permute` in
-https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/convert_hf_to_gguf.py
+https://github.com/ggml-org/llama.cpp/blob/7bca1fd9ca2a681b0182e16f24f832b7be1942af/conversion/llama.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From a `transformers` model to the tensors and metadata of its GGUF file.
 
 Names, permutation and keys as in
-https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/convert_hf_to_gguf.py
+https://github.com/ggml-org/llama.cpp/blob/7bca1fd9ca2a681b0182e16f24f832b7be1942af/conversion/llama.py
+and `gemma.py` beside it.
 """
 
 from __future__ import annotations
