@@ -1,0 +1,36 @@
+"""Invar: an engine for serving large language models whose answer depends on the request alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from invar.engine.sampling_params import RequestOutputKind, SamplingParams
+    from invar.llm import LLM, CompletionOutput, Logprob, RequestOutput
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+]
+
+_HOMES = {
+    "LLM": "invar.llm",
+    "CompletionOutput": "invar.llm",
+    "Logprob": "invar.llm",
+    "RequestOutput": "invar.llm",
+    "RequestOutputKind": "invar.engine.sampling_params",
+    "SamplingParams": "invar.engine.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name at its first use, so that `import invar` costs a command nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'invar' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -64,7 +64,6 @@ class Engine:
             POLICIES[policy](),
             max_tokens_per_step=chunk,
             max_running=min(max_num_seqs or info.max_sequences, info.max_sequences),
-            max_logit_rows=info.max_sequences,
         )
         self.builder = BatchBuilder(info, self.memory)
         self.states: dict[str, RequestState] = {}

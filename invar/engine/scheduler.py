@@ -38,22 +38,19 @@ POLICIES: dict[str, type[Policy]] = {"fcfs": FirstComeFirstServed, "priority": B
 class Plan:
     """The step being put together."""
 
-    def __init__(self, tokens: int, logit_rows: int) -> None:
+    def __init__(self, tokens: int) -> None:
         self.tokens_left = tokens
-        self.logit_rows_left = logit_rows
         self.preempted = False
         self.chunks: dict[RequestState, Chunk] = {}
 
     def add(self, chunk: Chunk) -> None:
         self.chunks[chunk.state] = chunk
         self.tokens_left -= chunk.end - chunk.start
-        self.logit_rows_left -= chunk.num_logit_rows
 
     def drop(self, state: RequestState) -> None:
         chunk = self.chunks.pop(state, None)
         if chunk is not None:
             self.tokens_left += chunk.end - chunk.start
-            self.logit_rows_left += chunk.num_logit_rows
 
 
 class Scheduler:
@@ -66,13 +63,11 @@ class Scheduler:
         *,
         max_tokens_per_step: int,
         max_running: int,
-        max_logit_rows: int,
     ) -> None:
         self.memory = memory
         self.policy = policy
         self.max_tokens_per_step = max_tokens_per_step
         self.max_running = max_running
-        self.max_logit_rows = max_logit_rows
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.num_preemptions = 0
@@ -82,7 +77,7 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step. Empty only when there is no request."""
-        plan = Plan(self.max_tokens_per_step, self.max_logit_rows)
+        plan = Plan(self.max_tokens_per_step)
 
         # Running requests first. Those that decode need one row each and come before prompts in
         # progress, so that nobody's next token waits on a stranger's prompt.
@@ -126,9 +121,7 @@ class Scheduler:
         yield from self.waiting
 
     def _can_admit(self, plan: Plan) -> bool:
-        if not self.waiting or len(self.running) >= self.max_running:
-            return False
-        if plan.tokens_left < 1 or plan.logit_rows_left < 1:
+        if not self.waiting or len(self.running) >= self.max_running or not plan.tokens_left:
             return False
         # Pages of strangers in half-used slabs can leave a request short although it fits alone;
         # once that has happened it runs with nobody beside it.
@@ -141,9 +134,7 @@ class Scheduler:
         assert state.slot is not None
         start = state.num_computed_tokens
         count = min(state.num_remaining, plan.tokens_left)
-        if state.scores_prompt or plan.logit_rows_left < 1:
-            count = min(count, plan.logit_rows_left)
-        if count < 1:
+        if not count:
             return
         while not self.memory.extend(state.slot, start, start + count):
             victim = self.running[-1]

@@ -254,15 +254,6 @@ def test_prompt_scores_survive_preemption_and_come_once() -> None:
     assert engine.stats().preemptions > 0
 
 
-def test_rows_that_need_logits_stay_within_the_runners_workspace() -> None:
-    engine = make_engine(runner_info(max_sequences=3))
-    requests = [request(f"r{i}", 50, 4, prompt_logprobs=0) for i in range(4)]
-    answers = run(engine, *requests)
-    assert answers == {one.id: alone(one) for one in requests}
-    rows = [len(batch.logit_rows) for batch in engine.runner.batches]  # type: ignore[attr-defined]
-    assert max(rows) == 3
-
-
 def test_first_output_carries_the_times() -> None:
     client = Client(make_engine(INFO))
     client.add(request("t", 5, 3))

@@ -1,0 +1,408 @@
+"""The offline API: `LLM`, with vLLM's names and meaning.
+
+It composes the same parts as the server (door, engine, text), in the caller's process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from invar.config import DEFAULT_MODEL, EngineConfig
+from invar.engine.loader import LoadedModel, load_engine
+from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from invar.engine.sampling_params import RequestOutputKind, SamplingParams
+from invar.serving.choice import Choice
+from invar.text.output import TextAssembler, TextDelta
+from invar.text.tokenizer import Tokenizer
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+]
+
+logger = logging.getLogger("invar")
+
+T = TypeVar("T")
+Prompt = str | Mapping[str, Any] | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    logprob: float
+    rank: int | None  # 1 = the most likely
+    decoded_token: str | None
+
+
+@dataclass
+class CompletionOutput:
+    """One choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None  # where logprobs were asked for
+    logprobs: list[dict[int, Logprob]] | None = None  # per token: it, then the highest ones
+    finish_reason: str | None = None  # "stop", "length" or "error"
+    stop_reason: int | str | None = None  # the stop string or stop token id that was asked for
+    error: str | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestMetrics:
+    """Monotonic seconds."""
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+@dataclass
+class RequestOutput:
+    """The answer to one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+
+
+class LLM:
+    """A model in this process. Not thread-safe.
+
+    Options are those of `invar.config.EngineConfig`, under vLLM's names.
+    """
+
+    def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
+        self.model: LoadedModel = load_engine(EngineConfig.from_args(model=str(model), **options))
+        self._request_ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers every prompt; results are in the order of the prompts.
+
+        A prompt is a text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or a list of ids. Raises
+        ValueError, before anything runs, for a prompt or parameters that cannot be served.
+        """
+        read = [self._read(index, prompt) for index, prompt in enumerate(listed(prompts))]
+        return self._run(read, sampling_params, priority, use_tqdm, goes_on=True)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, or each of a list of them."""
+        template = self.model.chat_template
+        if template is None:
+            raise ValueError(
+                f"{self.model.path.name} has no chat template; give one (LLM(chat_template=…)), "
+                f"or use generate"
+            )
+        single = not messages or isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+        read = []
+        for conversation in conversations:
+            ids = template.encode(self.model.tokenizer, conversation, **options)
+            read.append((template.render(conversation, **options), ids))
+        return self._run(read, sampling_params, None, use_tqdm, goes_on=continue_final_message)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.model.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return SamplingParams()
+
+    def close(self) -> None:
+        """Gives the model's memory back; a second call does nothing."""
+        model = self.__dict__.pop("model", None)
+        if model is not None:
+            model.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read(self, index: int, prompt: Prompt) -> tuple[str | None, np.ndarray]:
+        """A prompt as (its text, its ids)."""
+        text: object = None
+        ids: object = prompt
+        if isinstance(prompt, Mapping):
+            ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+        elif isinstance(prompt, str):
+            ids, text = None, prompt
+        if ids is None and isinstance(text, str):
+            ids = self.model.tokenizer.encode(text)
+        if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes):
+            raise ValueError(
+                f"prompts[{index}]: expected a text, {{'prompt': text}}, "
+                f"{{'prompt_token_ids': ids}} or a list of token ids"
+            )
+        return text if isinstance(text, str) else None, np.asarray(ids)
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[str | None, np.ndarray]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+        use_tqdm: bool,
+        *,
+        goes_on: bool,
+    ) -> list[RequestOutput]:
+        """goes_on: the answer goes on with the prompt's text, it does not begin one."""
+        params = one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
+        priorities = one_each("priority", priority or 0, len(prompts))
+        pending = []
+        for index, (text, ids) in enumerate(prompts):
+            request_id = str(next(self._request_ids))
+            try:
+                requests = self.model.door.resolve(
+                    request_id, ids, params[index], priority=priorities[index]
+                )
+            except ValueError as error:
+                raise ValueError(f"prompts[{index}]: {error}") from None
+            pending.append(
+                Pending(request_id, text, requests, params[index], self.model.tokenizer, goes_on)
+            )
+        self._drain(pending, use_tqdm)
+        return [one.output for one in pending]
+
+    def _drain(self, pending: Sequence[Pending], use_tqdm: bool) -> None:
+        """Steps until every answer is there; an interruption leaves nothing in the engine."""
+        engine = self.model.engine
+        owners = {request.id: one for one in pending for request in one.requests}
+        with progress_bar(len(pending), use_tqdm) as bar:
+            try:
+                for one in pending:
+                    for request in one.requests:
+                        engine.add_request(request)
+                while engine.has_unfinished:
+                    for output in engine.step():
+                        owner = owners[output.request_id]
+                        if owner.take(output):
+                            engine.abort(output.request_id)
+                        if bar is not None and owner.output.finished:
+                            bar.advance(tokens=owner.num_tokens)
+            finally:
+                for request_id in owners:
+                    engine.abort(request_id)
+
+
+class Pending:
+    """A prompt whose answer is being computed."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        requests: Sequence[EngineRequest],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        goes_on: bool,
+    ) -> None:
+        self.requests = requests
+        self.tokenizer = tokenizer
+        self.logprobs = params.logprobs is not None
+        named = frozenset(params.stop_token_ids or ())
+        self.choices = {
+            request.id: Choice(index, assembler(tokenizer, request, params, goes_on), named)
+            for index, request in enumerate(requests)
+        }
+        self.output = RequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=requests[0].prompt_token_ids.tolist(),
+            prompt_logprobs=None,
+            outputs=[CompletionOutput(index) for index in range(len(requests))],
+            finished=False,
+            metrics=RequestMetrics(arrival_time=time.monotonic()),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(completion.token_ids) for completion in self.output.outputs)
+
+    def take(self, output: EngineOutput) -> bool:
+        """Books what a step brought; whether the engine must be told to stop this choice."""
+        delta, stop_engine = self.choices[output.request_id].take(output)
+        completion = self.output.outputs[delta.index]
+        completion.text += delta.text
+        completion.token_ids += delta.token_ids
+        if self.logprobs:
+            self._add_logprobs(completion, delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [
+                None if one is None else self._alternatives(one) for one in delta.prompt_logprobs
+            ]
+        self._add_times(output)
+        if delta.finish_reason is not None:
+            completion.finish_reason = str(delta.finish_reason)
+            completion.stop_reason = delta.stop_reason
+            completion.error = delta.error
+            if delta.finish_reason is FinishReason.ERROR:
+                logger.error("request %s failed: %s", self.output.request_id, delta.error)
+            self.output.finished = all(one.finished() for one in self.output.outputs)
+            self.output.metrics.finished_time = time.monotonic()
+        return stop_engine
+
+    def _add_logprobs(
+        self, completion: CompletionOutput, logprobs: Iterable[TokenLogprobs]
+    ) -> None:
+        completion.logprobs = completion.logprobs or []
+        completion.cumulative_logprob = completion.cumulative_logprob or 0.0
+        for one in logprobs:
+            completion.logprobs.append(self._alternatives(one))
+            completion.cumulative_logprob += one.logprob
+
+    def _alternatives(self, one: TokenLogprobs) -> dict[int, Logprob]:
+        text = self.tokenizer.token_text
+        position = {one.token_id: Logprob(one.logprob, one.rank, text(one.token_id))}
+        for rank, (token_id, logprob) in enumerate(
+            zip(one.top_ids, one.top_logprobs, strict=True), start=1
+        ):
+            position.setdefault(token_id, Logprob(logprob, rank, text(token_id)))
+        return position
+
+    def _add_times(self, output: EngineOutput) -> None:
+        metrics = self.output.metrics
+        if metrics.first_token_time is None and output.token_ids:
+            metrics.first_token_time = time.monotonic()
+            metrics.first_scheduled_time = output.timing.get("first_scheduled")
+
+
+class TokensOnly:
+    """In place of a `TextAssembler` where no text is wanted (detokenize=False)."""
+
+    def push(self, token_ids: list[int]) -> TextDelta:
+        return TextDelta("", False, None, len(token_ids), [0] * len(token_ids))
+
+    def finish(self) -> TextDelta:
+        return TextDelta("", True, None, 0)
+
+
+def assembler(
+    tokenizer: Tokenizer, request: EngineRequest, params: SamplingParams, goes_on: bool
+) -> TextAssembler | TokensOnly:
+    if not params.detokenize:
+        return TokensOnly()
+    return TextAssembler(
+        tokenizer,
+        stop=params.stop_strings,
+        stop_token_ids=request.stop_token_ids,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+        at_start=not goes_on,
+    )
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or a list of them; a list of integers is one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if len(prompts) and isinstance(prompts[0], int | np.integer):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:
+    """What holds for all prompts, or one for each."""
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{name}: {len(given)} given for {count} prompts")
+    return given
+
+
+class Bar:
+    """A progress bar over prompts, on stderr."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self.progress = Progress(
+            TextColumn("Prompts"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[speed]}"),
+            console=Console(stderr=True),
+        )
+        self.task = self.progress.add_task("prompts", total=total, speed="")
+        self.started = time.monotonic()
+        self.tokens = 0
+
+    def advance(self, tokens: int) -> None:
+        self.tokens += tokens
+        speed = self.tokens / (time.monotonic() - self.started)
+        self.progress.update(self.task, advance=1, speed=f"{speed:,.0f} tokens/s")
+
+    def __enter__(self) -> Bar:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+
+def progress_bar(total: int, wanted: bool) -> AbstractContextManager[Bar | None]:
+    """A bar for more than one prompt, on a terminal only."""
+    if not wanted or total < 2 or not sys.stderr.isatty():
+        return nullcontext()
+    return Bar(total)
