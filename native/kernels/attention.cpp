@@ -76,14 +76,18 @@ struct Tile {
   const AttentionItem& item;
   const Work& work;
   const uint8_t* page[2];
+  const uint8_t* ahead[2];  // pages of the next tile, to be prefetched
 };
 
 template <int R, int G>
 INVAR_INLINE void score_groups(const Tile& tile, const Operand* const (&q)[R], int group) {
   const int64_t head_dim = tile.item.head_dim;
-  const uint8_t* k[G];
-  for (int g = 0; g < G; g++)
-    k[g] = tile.page[(group + g) / 2] + (group + g) % 2 * head_dim * 32;
+  Stream k[G];
+  for (int g = 0; g < G; g++) {
+    const int n = (group + g) / 2;
+    const int64_t half = (group + g) % 2 * head_dim * 32;
+    k[g] = {tile.page[n] + half, tile.ahead[n] + half};
+  }
   Lanes16 acc[R][G];
   for (int r = 0; r < R; r++)
     for (int g = 0; g < G; g++) acc[r][g] = set1_16(0.0f);
@@ -174,12 +178,15 @@ INVAR_INLINE void weigh_groups(const Tile& tile, float* const (&o)[R],
   for (int n = begin / kPageTokens; n * kPageTokens < end; n++) {
     const int from = begin > n * kPageTokens ? begin : n * kPageTokens;
     const int to = end < (n + 1) * kPageTokens ? end : (n + 1) * kPageTokens;
-    const uint8_t* v = tile.page[n] + kPageTokens * head_dim * 2 + dim * 4;
-    auto at = [&](int pair, const uint8_t*(&b)[G], const Operand*(&a)[R]) {
-      for (int g = 0; g < G; g++) b[g] = v + (pair - n * kPagePairs) * pair_bytes + g * 64;
+    const int64_t v = kPageTokens * head_dim * 2 + dim * 4;  // within the page
+    auto at = [&](int pair, Stream(&b)[G], const Operand*(&a)[R]) {
+      for (int g = 0; g < G; g++) {
+        const int64_t offset = v + (pair - n * kPagePairs) * pair_bytes + g * 64;
+        b[g] = {tile.page[n] + offset, tile.ahead[n] + offset};
+      }
       for (int r = 0; r < R; r++) a[r] = p[r] + pair * 2;
     };
-    const uint8_t* b[G];
+    Stream b[G];
     const Operand* a[R];
     if (from % 2 != 0) {
       at(from / 2, b, a);
@@ -281,11 +288,14 @@ static void clear(State* state, float* o, int64_t rows, int64_t head_dim) {
 static void attend_tile(const AttentionItem& item, const Work& work, int64_t start) {
   const int64_t low = first_key(item, item.first_position);
   const int64_t high = item.first_position + item.tokens;
-  Tile tile{item, work, {nullptr, nullptr}};
+  auto page_of = [&](int64_t token) {
+    return item.pages.at(item.block_table[token / kPageTokens]) + item.offset_in_page;
+  };
+  Tile tile{item, work, {nullptr, nullptr}, {}};
   for (int n = 0; n < 2; n++) {
-    const int64_t page = start + n * kPageTokens;
-    if (page < high && page + kPageTokens > low)
-      tile.page[n] = item.pages.at(item.block_table[page / kPageTokens]) + item.offset_in_page;
+    const int64_t token = start + n * kPageTokens, next = token + kTileTokens;
+    if (token < high && token + kPageTokens > low) tile.page[n] = page_of(token);
+    tile.ahead[n] = next < high ? page_of(next) : tile.page[n];
   }
   int64_t t = 0;
   while (t < item.tokens) {

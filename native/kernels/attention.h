@@ -9,6 +9,8 @@
 #include "kernels/kernels.h"
 #include "kernels/math.h"
 
+#define INVAR_LAMBDA_INLINE __attribute__((always_inline))
+
 namespace invar::INVAR_ISA {
 
 // A left operand: bf16 values as the instruction set wants to broadcast them. AVX-512 takes a pair
@@ -33,35 +35,71 @@ constexpr int tile_groups(int /*rows*/) { return 4; }
 constexpr int tile_groups(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 #endif
 
-// acc[r][g] += pairs [0, steps) of a[r] . b[g]: step k of group g lies at b[g] + k * stride.
+// Keeps an accumulator in its register: left alone, GCC 12 writes some fmas over the broadcast
+// operand and carries the sums through the stack, at half the speed.
+INVAR_INLINE void hold([[maybe_unused]] VF& a) {
+#if defined(INVAR_ISA_AVX2)
+  asm("" : "+x"(a.v));
+#endif
+}
+
+// The right operand of one group: step k lies at data + k * stride. Step k also prefetches the line
+// at ahead + k * stride, the same place in the next tile: pages lie anywhere, so the hardware finds
+// no stream across them, and one line a step keeps memory busy without filling the miss buffers.
+struct Stream {
+  const uint8_t* data;
+  const uint8_t* ahead;
+};
+INVAR_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+
+// acc[r][g] += pairs [0, steps) of a[r] . b[g].
 // Odd element first, then the even one: dot_bf16 of simd.h, with the right operand split once for
 // all rows.
 template <int R, int G>
 INVAR_INLINE void dot_pairs(Lanes16 (&acc)[R][G], const Operand* const (&a)[R],
-                            const uint8_t* const (&b)[G], int64_t stride, int steps) {
+                            const Stream (&b)[G], int64_t stride, int steps) {
   constexpr int N = Lanes16::N;
 #if defined(INVAR_ISA_AVX512)
   for (int k = 0; k < steps; k++)
     for (int g = 0; g < G; g++) {
-      const VI v = load_i(b[g] + k * stride);
+      prefetch(b[g].ahead + k * stride);
+      const VI v = load_i(b[g].data + k * stride);
       for (int r = 0; r < R; r++)
         acc[r][g].v[0] = dot_bf16(acc[r][g].v[0], v, set1_pair(a[r] + 2 * k));
     }
   static_assert(N == 1);
 #else
   const VI high = set1_i((int32_t)0xffff0000);
+  auto right = [&](int k, int odd, int g, int i) INVAR_LAMBDA_INLINE {
+    const VI raw = load_i(b[g].data + k * stride + i * W * 4);
+    return as_float(odd ? raw & high : shift_left<16>(raw));
+  };
   for (int k = 0; k < steps; k++) {
+    for (int g = 0; g < G; g++) prefetch(b[g].ahead + k * stride);
     for (int odd = 1; odd >= 0; odd--) {
-      VF v[G][N];
-      for (int g = 0; g < G; g++)
-        for (int i = 0; i < N; i++) {
-          const VI raw = load_i(b[g] + k * stride + i * W * 4);
-          v[g][i] = as_float(odd ? raw & high : shift_left<16>(raw));
-        }
-      for (int r = 0; r < R; r++) {
-        const VF x = set1(a[r][2 * k + odd]);
+      if constexpr (R < G * N) {  // hold the fewer operands in registers, pass the others by
+        VF x[R];
+        for (int r = 0; r < R; r++) x[r] = set1(a[r][2 * k + odd]);
         for (int g = 0; g < G; g++)
-          for (int i = 0; i < N; i++) acc[r][g].v[i] = fma(x, v[g][i], acc[r][g].v[i]);
+          for (int i = 0; i < N; i++) {
+            const VF v = right(k, odd, g, i);
+            for (int r = 0; r < R; r++) {
+              acc[r][g].v[i] = fma(x[r], v, acc[r][g].v[i]);
+              hold(acc[r][g].v[i]);
+            }
+          }
+      } else {
+        VF v[G][N];
+        for (int g = 0; g < G; g++)
+          for (int i = 0; i < N; i++) v[g][i] = right(k, odd, g, i);
+        for (int r = 0; r < R; r++) {
+          const VF x = set1(a[r][2 * k + odd]);
+          for (int g = 0; g < G; g++)
+            for (int i = 0; i < N; i++) {
+              acc[r][g].v[i] = fma(x, v[g][i], acc[r][g].v[i]);
+              hold(acc[r][g].v[i]);
+            }
+        }
       }
     }
   }
@@ -72,13 +110,13 @@ INVAR_INLINE void dot_pairs(Lanes16 (&acc)[R][G], const Operand* const (&a)[R],
 // zero, whatever it holds, and meets a probability of zero.
 template <int R, int G>
 INVAR_INLINE void dot_half_pair(Lanes16 (&acc)[R][G], const Operand* const (&a)[R],
-                                const uint8_t* const (&b)[G], bool odd) {
+                                const Stream (&b)[G], bool odd) {
   alignas(64) int32_t kept[G][16];
   const VI keep = set1_i(odd ? (int32_t)0xffff0000 : 0xffff);
-  const uint8_t* masked[G];
+  Stream masked[G];
   for (int g = 0; g < G; g++) {
-    for (int i = 0; i < 16; i += W) store_i(kept[g] + i, load_i(b[g] + i * 4) & keep);
-    masked[g] = reinterpret_cast<const uint8_t*>(kept[g]);
+    for (int i = 0; i < 16; i += W) store_i(kept[g] + i, load_i(b[g].data + i * 4) & keep);
+    masked[g] = {reinterpret_cast<const uint8_t*>(kept[g]), b[g].ahead};
   }
   dot_pairs<R, G>(acc, a, masked, 0, 1);
 }
