@@ -14,8 +14,9 @@
 //   q5_0        -16 .. 15    16           32,512
 //   q6_k        -32 .. 31    8            32,512
 //
-// This is why the quantiser stores the sum of a group's activation codes as two halves: the bias
-// enters as the initial value -b * half. AVX-512 and portable sums are int32 from the start.
+// So the bias enters as the initial value, -b * (the half's sum of activation codes), which the
+// quantiser stores: "starts", two int16 per group, of -8 * sum (q8_32) or -32 * sum (q8_256). A
+// format's own bias is kStarts times that. AVX-512 and portable sums are int32 from the start.
 //
 // Wide sums are for s8 weights (q8_0), where two int16 products can overflow int16 sums.
 #pragma once
@@ -42,9 +43,9 @@ INVAR_INLINE void store_s8(int8_t* p, VI a) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
 }
 
-template <int bias>
-INVAR_INLINE VI narrow_start(VI half_sums) {
-  return bias == 0 ? zero_i() : VI{_mm512_madd_epi16(half_sums.v, _mm512_set1_epi16(-bias))};
+template <int kStarts>
+INVAR_INLINE VI narrow_start(VI starts) {
+  return {_mm512_madd_epi16(starts.v, _mm512_set1_epi16(kStarts))};
 }
 INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
   return {_mm512_dpbusd_epi32(sum.v, codes.v, quad.v)};
@@ -62,9 +63,7 @@ struct WideCodes {
 INVAR_INLINE WideCodes wide_codes(VB s8) {
   return {{_mm512_xor_si512(s8.v, _mm512_set1_epi8((char)0x80))}};
 }
-INVAR_INLINE VI wide_start(VI half_sums) {
-  return {_mm512_madd_epi16(half_sums.v, _mm512_set1_epi16(-128))};
-}
+INVAR_INLINE VI wide_start(VI starts) { return narrow_start<128 / 8>(starts); }
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   return narrow_step(sum, codes.v, quad);
 }
@@ -85,12 +84,19 @@ INVAR_INLINE void store_s8(int8_t* p, VI a) {
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(x, x));
 }
 
-template <int bias>
-INVAR_INLINE VI narrow_start(VI half_sums) {
-  return bias == 0 ? zero_i() : VI{_mm256_mullo_epi16(half_sums.v, _mm256_set1_epi16(-bias))};
+template <int kStarts>
+INVAR_INLINE VI narrow_start(VI starts) {
+  static_assert(kStarts == 1 || kStarts == 2);
+  return kStarts == 1 ? starts : VI{_mm256_add_epi16(starts.v, starts.v)};
+}
+// GCC would reassociate the additions of a group into a tree whose leaves, all the products, do not
+// fit in registers; an empty asm keeps a sum where it is and emits nothing.
+INVAR_INLINE VI in_register(VI sum) {
+  asm("" : "+x"(sum.v));
+  return sum;
 }
 INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
-  return {_mm256_add_epi16(sum.v, _mm256_maddubs_epi16(codes.v, quad.v))};
+  return in_register({_mm256_add_epi16(sum.v, _mm256_maddubs_epi16(codes.v, quad.v))});
 }
 INVAR_INLINE VI narrow_total(VI sum) { return {_mm256_madd_epi16(sum.v, _mm256_set1_epi16(1))}; }
 // The scale stands in both int16 halves: vpmaddwd then adds and scales at once.
@@ -112,7 +118,7 @@ INVAR_INLINE WideCodes wide_codes(VB s8) { return {{_mm256_abs_epi8(s8.v)}, s8};
 INVAR_INLINE VI wide_start(VI) { return zero_i(); }
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   __m256i x = _mm256_maddubs_epi16(codes.magnitude.v, _mm256_sign_epi8(quad.v, codes.sign.v));
-  return add(sum, {_mm256_madd_epi16(x, _mm256_set1_epi16(1))});
+  return in_register(add(sum, {_mm256_madd_epi16(x, _mm256_set1_epi16(1))}));
 }
 
 #else
@@ -136,9 +142,9 @@ INVAR_INLINE void store_s8(int8_t* p, VI a) {
   for (int i = 0; i < W; i++) p[i] = (int8_t)a.v[i];
 }
 
-template <int bias>
-INVAR_INLINE VI narrow_start(VI half_sums) {
-  return mul(add(low_half(half_sums), high_half(half_sums)), set1_i(-bias));
+template <int kStarts>
+INVAR_INLINE VI narrow_start(VI starts) {
+  return mul(add(low_half(starts), high_half(starts)), set1_i(kStarts));
 }
 INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
   u8x16 a = reinterpret<u8x16>(quad.v);

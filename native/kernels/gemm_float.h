@@ -33,7 +33,7 @@ struct StepBf16 {
 };
 
 template <class S, int R, int C>
-static void tile_float(const uint8_t* weights, int steps, int vector, const uint8_t* act,
+INVAR_NOINLINE void tile_float(const uint8_t* weights, int steps, int vector, const uint8_t* act,
                        int64_t act_stride, float* out, int64_t out_stride) {
   constexpr int kStride = kPanelColumns * S::kWeightBytes;
   const Rows<R> rows(act, act_stride);

@@ -37,6 +37,8 @@ constexpr int kPanelVectors = kPanelColumns / W;
 constexpr int kVectorBytes = 4 * W;  // of a quad row
 
 #define INVAR_UNROLL _Pragma("GCC unroll 16")
+// A tile is a function of its own: inlined into its callers, GCC allocates its registers badly.
+#define INVAR_NOINLINE static __attribute__((noinline))
 
 // ---------------------------------------------------------------- formats
 
@@ -50,10 +52,11 @@ INVAR_INLINE CodePair nibble_pair(const uint8_t* p) {
   return {low_nibbles(raw), high_nibbles(raw)};
 }
 
-// kGroup: K of one exact sum; kGroupBytes: from one group's codes to the next.
+// kGroup: K of one exact sum; kGroupBytes: from one group's codes to the next; kStarts: the bias of
+// the codes, in units of the start values of dot.h.
 struct FormatQ4_0 {
   using Record = RecordQ4_0;
-  static constexpr int kGroup = 32, kBias = 8, kGroupBytes = Record::bytes;
+  static constexpr int kGroup = 32, kStarts = 1, kGroupBytes = Record::bytes;
   static constexpr bool kMin = false;
   INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
     return nibble_pair(group + j * kQuadBytes + vector * kVectorBytes);
@@ -61,7 +64,7 @@ struct FormatQ4_0 {
 };
 struct FormatQ4_1 {
   using Record = RecordQ4_1;
-  static constexpr int kGroup = 32, kBias = 0, kGroupBytes = Record::bytes;
+  static constexpr int kGroup = 32, kStarts = 0, kGroupBytes = Record::bytes;
   static constexpr bool kMin = true;
   INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
     return FormatQ4_0::pair(group, j, vector);
@@ -69,7 +72,7 @@ struct FormatQ4_1 {
 };
 struct FormatQ5_0 {
   using Record = RecordQ5_0;
-  static constexpr int kGroup = 32, kBias = 16, kGroupBytes = Record::bytes;
+  static constexpr int kGroup = 32, kStarts = 2, kGroupBytes = Record::bytes;
   static constexpr bool kMin = false;
   INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
     CodePair q = FormatQ4_0::pair(group, j, vector);
@@ -83,7 +86,7 @@ struct FormatQ8_0 {
 };
 struct FormatQ4_K {
   using Record = RecordQ4_K;
-  static constexpr int kGroup = 32, kBias = 0, kGroupBytes = Record::group_bytes;
+  static constexpr int kGroup = 32, kStarts = 0, kGroupBytes = Record::group_bytes;
   static constexpr bool kMin = true;
   INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
     return FormatQ4_0::pair(group, j, vector);
@@ -91,7 +94,7 @@ struct FormatQ4_K {
 };
 struct FormatQ6_K {
   using Record = RecordQ6_K;
-  static constexpr int kGroup = 16, kBias = 32, kGroupBytes = Record::group_bytes;
+  static constexpr int kGroup = 16, kStarts = 1, kGroupBytes = Record::group_bytes;
   static constexpr bool kMin = false;
   INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
     const uint8_t* p = group + vector * kVectorBytes;
@@ -105,7 +108,7 @@ struct FormatQ6_K {
 
 // Where a slab's parts lie in an activation row.
 struct SlabOffsets {
-  int64_t codes, scales, half_sums, sums;
+  int64_t codes, scales, starts, sums;
 };
 
 template <int R>
@@ -128,10 +131,11 @@ INVAR_INLINE CodePair read_pair(const uint8_t* group, int j, int vector) {
 // sums[r][c] of one group, before narrow_total / narrow_scaled.
 template <class F, bool widened, int R, int C>
 INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int vector,
-                             const Rows<R>& rows, int64_t codes, int64_t half_sums) {
+                             const Rows<R>& rows, int64_t codes, int64_t starts) {
   constexpr int kHalf = F::kGroup / 8;
   INVAR_UNROLL for (int r = 0; r < R; r++) {
-    VI start = F::kBias ? narrow_start<F::kBias>(set1_pair(rows.p[r] + half_sums)) : zero_i();
+    VI start = zero_i();
+    if constexpr (F::kStarts > 0) start = narrow_start<F::kStarts>(set1_pair(rows.p[r] + starts));
     INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
   }
   INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
@@ -163,14 +167,14 @@ INVAR_INLINE void fold(float* out, VI sum, VF d, VF da) {
 
 // The 32-block formats with narrow codes: `blocks` records from `record`.
 template <class F, bool widened, int R, int C>
-static void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int vector,
-                    const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
-                    int64_t out_stride) {
+INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int vector,
+                            const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
+                            int64_t out_stride) {
   using Record = typename F::Record;
   const Rows<R> rows(act, act_stride);
   for (int b = 0; b < blocks; b++) {
     VI sums[R][C];
-    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.half_sums);
+    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       const int column = (vector + c) * W;
       VF d = load_f16(record + Record::scale + 2 * column);
@@ -186,19 +190,19 @@ static void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int
     }
     record += Record::bytes;
     codes += widened ? 8 * kQuadBytes : F::kGroupBytes;
-    at.codes += 32, at.scales += 4, at.half_sums += 4, at.sums += 4;
+    at.codes += 32, at.scales += 4, at.starts += 4, at.sums += 4;
   }
 }
 
 template <int R, int C>
-static void tile_q8_0(const uint8_t* record, int blocks, int vector, const uint8_t* act,
-                      int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride) {
+INVAR_NOINLINE void tile_q8_0(const uint8_t* record, int blocks, int vector, const uint8_t* act,
+                              int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride) {
   using Record = RecordQ8_0;
   const Rows<R> rows(act, act_stride);
   for (int b = 0; b < blocks; b++) {
     VI sums[R][C];
     INVAR_UNROLL for (int r = 0; r < R; r++) {
-      VI start = wide_start(set1_pair(rows.p[r] + at.half_sums));
+      VI start = wide_start(set1_pair(rows.p[r] + at.starts));
       INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
     }
     INVAR_UNROLL for (int j = 0; j < 8; j++) {
@@ -217,14 +221,15 @@ static void tile_q8_0(const uint8_t* record, int blocks, int vector, const uint8
           fold(out + r * out_stride + column, sums[r][c], d, broadcast(rows.p[r] + at.scales));
     }
     record += Record::bytes;
-    at.codes += 32, at.scales += 4, at.half_sums += 4;
+    at.codes += 32, at.scales += 4, at.starts += 4;
   }
 }
 
 // The K-quants: one record of 256.
 template <class F, bool widened, int R, int C>
-static void tile_256(const uint8_t* record, const uint8_t* codes, int vector, const uint8_t* act,
-                     int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride) {
+INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int vector,
+                             const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
+                             int64_t out_stride) {
   using Record = typename F::Record;
   const Rows<R> rows(act, act_stride);
   VI totals[R][C];
@@ -234,7 +239,7 @@ static void tile_256(const uint8_t* record, const uint8_t* codes, int vector, co
   const int8_t* scales = (const int8_t*)record + Record::scales + vector * W;
   for (int g = 0; g < kSlabK / F::kGroup; g++) {
     VI sums[R][C];
-    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.half_sums);
+    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       VI scale = load_scales(scales + c * W);
       INVAR_UNROLL for (int r = 0; r < R; r++) totals[r][c] =
@@ -242,7 +247,7 @@ static void tile_256(const uint8_t* record, const uint8_t* codes, int vector, co
     }
     scales += kPanelColumns;
     codes += widened ? F::kGroup / 4 * kQuadBytes : F::kGroupBytes;
-    at.codes += F::kGroup, at.half_sums += 4;
+    at.codes += F::kGroup, at.starts += 4;
   }
   INVAR_UNROLL for (int c = 0; c < C; c++) {
     const int column = (vector + c) * W;
@@ -267,7 +272,7 @@ static void tile_256(const uint8_t* record, const uint8_t* codes, int vector, co
 // ---------------------------------------------------------------- slabs
 
 template <class F>
-static void widen(const uint8_t* group, int groups, uint8_t* out) {
+INVAR_NOINLINE void widen(const uint8_t* group, int groups, uint8_t* out) {
   constexpr int kHalf = F::kGroup / 8;
   for (int g = 0; g < groups; g++, group += F::kGroupBytes, out += 2 * kHalf * kQuadBytes) {
     INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
@@ -348,7 +353,7 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
   constexpr int kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
   const ActLayout layout = act_layout(act_format, k);
   const int scale_bytes = kSlabK / F::Record::k * 4;
-  const int half_sum_bytes = F::Record::k == 32 ? 8 * 4 : 16 * 4;
+  const int start_bytes = F::Record::k == 32 ? 8 * 4 : 16 * 4;
   const int sum_bytes = F::Record::k == 32 ? 8 * 4 : 8 * 2;
   alignas(64) uint8_t widened[kSlabK * kPanelColumns];
   for (int r = 0; r < rows; r++) memset(out + r * out_stride, 0, kPanelColumns * 4);
@@ -364,7 +369,7 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
            out_stride};
     if (left < s.blocks) s.blocks = (int)left;
     s.at = {slab * kSlabK, layout.scale_offset + slab * scale_bytes,
-            layout.sum_offset + slab * half_sum_bytes, layout.scaled_sum_offset + slab * sum_bytes};
+            layout.sum_offset + slab * start_bytes, layout.scaled_sum_offset + slab * sum_bytes};
     if constexpr (kWidens) {
       if (rows > kTileRows) {
         widen<F>(s.record + F::Record::codes, s.blocks * (F::Record::k / F::kGroup), widened);

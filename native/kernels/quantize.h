@@ -1,9 +1,10 @@
 // Activations: one fp32 row to the parts of ActLayout. Also dequantisation of a weight row.
 //
-//   q8_32   int8 codes[k] | float scale[k/32]  | int16 half_sum[k/32][2] | float scaled_sum[k/32]
-//   q8_256  int8 codes[k] | float scale[k/256] | int16 half_sum[k/16][2] | int16 sum[k/32]
+//   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
+//   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
 //
-// half_sum: the exact sums of the codes with K % 4 in {0, 1} and in {2, 3}; dot.h says why.
+// start: -8 times (q8_32) or -32 times (q8_256) the sums of the codes with K % 4 in {0, 1} and in
+// {2, 3}: the values at which dot.h starts its sums. At most 8 * 127 * 16 and 32 * 127 * 8.
 // A block whose scale would be denormal (max|x| below about 1.5e-36) is zero. A block with an
 // infinity or a NaN gets the scale NaN and codes 0: its outputs are NaN, nothing traps.
 #pragma once
@@ -64,14 +65,14 @@ INVAR_INLINE HalfSums write_codes(const float* x, int count, float factor, int8_
 static void quantize_q8_32(const float* x, int64_t k, uint8_t* out) {
   const ActLayout layout = act_layout(ActFormat::q8_32, k);
   float* scales = (float*)(out + layout.scale_offset);
-  int16_t* half_sums = (int16_t*)(out + layout.sum_offset);
+  int16_t* starts = (int16_t*)(out + layout.sum_offset);
   float* scaled_sums = (float*)(out + layout.scaled_sum_offset);
   for (int64_t b = 0; b < k / 32; b++) {
     float factor, scale = block_scale(max_magnitude(x + b * 32, 32), &factor);
     HalfSums sums = write_codes(x + b * 32, 32, factor, (int8_t*)out + b * 32);
     scales[b] = scale;
-    half_sums[2 * b] = (int16_t)sums.first;
-    half_sums[2 * b + 1] = (int16_t)sums.second;
+    starts[2 * b] = (int16_t)(-8 * sums.first);
+    starts[2 * b + 1] = (int16_t)(-8 * sums.second);
     scaled_sums[b] = scale * (float)(sums.first + sums.second);
   }
 }
@@ -79,15 +80,15 @@ static void quantize_q8_32(const float* x, int64_t k, uint8_t* out) {
 static void quantize_q8_256(const float* x, int64_t k, uint8_t* out) {
   const ActLayout layout = act_layout(ActFormat::q8_256, k);
   float* scales = (float*)(out + layout.scale_offset);
-  int16_t* half_sums = (int16_t*)(out + layout.sum_offset);
+  int16_t* starts = (int16_t*)(out + layout.sum_offset);
   int16_t* sums = (int16_t*)(out + layout.scaled_sum_offset);
   for (int64_t b = 0; b < k / 256; b++) {
     float factor;
     scales[b] = block_scale(max_magnitude(x + b * 256, 256), &factor);
     for (int64_t g = b * 16; g < b * 16 + 16; g++) {
       HalfSums s = write_codes(x + g * 16, 16, factor, (int8_t*)out + g * 16);
-      half_sums[2 * g] = (int16_t)s.first;
-      half_sums[2 * g + 1] = (int16_t)s.second;
+      starts[2 * g] = (int16_t)(-32 * s.first);
+      starts[2 * g + 1] = (int16_t)(-32 * s.second);
       sums[g / 2] = (int16_t)((g % 2 ? sums[g / 2] : 0) + s.first + s.second);
     }
   }

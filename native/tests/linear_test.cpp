@@ -142,7 +142,7 @@ int64_t block_bytes(WeightFormat f) {
   return row_bytes_ggml(f, f == WeightFormat::q4_k || f == WeightFormat::q6_k ? 256 : 32);
 }
 
-// Random codes; scales that are small, positive or negative halves (subnormal ones among them).
+// Random codes; scales that are small, positive or negative starts (subnormal ones among them).
 void random_rows(WeightFormat f, Bytes& rows, int64_t n, int64_t k, std::mt19937& rng,
                  bool extreme) {
   const int64_t bytes = row_bytes_ggml(f, k) * n;
@@ -310,8 +310,9 @@ void test_quantize(const std::vector<Isa>& isas, std::mt19937& rng) {
         const int64_t block = f == ActFormat::q8_32 ? 32 : 256;
         const int8_t* codes = (const int8_t*)out.p;
         const float* scales = (const float*)(out.p + layout.scale_offset);
-        const int16_t* halves = (const int16_t*)(out.p + layout.sum_offset);
+        const int16_t* starts = (const int16_t*)(out.p + layout.sum_offset);
         const int64_t group = f == ActFormat::q8_32 ? 32 : 16;
+        const int unit = f == ActFormat::q8_32 ? -8 : -32;
         for (int64_t b = 0; b < k / block; b++) {
           float max = 0;
           bool finite = true;
@@ -336,8 +337,8 @@ void test_quantize(const std::vector<Isa>& isas, std::mt19937& rng) {
         for (int64_t g = 0; g < k / group; g++) {
           int s[2] = {0, 0};
           for (int64_t i = 0; i < group; i++) s[i % 4 / 2] += codes[g * group + i];
-          check(halves[2 * g] == s[0] && halves[2 * g + 1] == s[1],
-                "quantize: half sums: " + where);
+          check(starts[2 * g] == unit * s[0] && starts[2 * g + 1] == unit * s[1],
+                "quantize: starts: " + where);
         }
         for (int64_t g = 0; g < k / 32; g++) {
           int s = 0;
