@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -102,9 +102,9 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-        self.stop_token_ids = list(self.stop_token_ids or ())
-        self.bad_words = list(self.bad_words or ())
+        self.stop = self.stop_strings
+        self.stop_token_ids = [] if self.stop_token_ids is None else self.stop_token_ids
+        self.bad_words = [] if self.bad_words is None else self.bad_words
         if self.seed == -1 and not isinstance(self.seed, bool):
             self.seed = None  # vLLM's spelling of "none"
         self.validate()
@@ -130,7 +130,9 @@ class SamplingParams:
 
     @property
     def stop_strings(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def _check_floats(self) -> None:
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
@@ -168,7 +170,7 @@ class SamplingParams:
 
     def _check_lists(self) -> None:
         _strings("stop", self.stop_strings, MAX_STOP_STRINGS)
-        _strings("bad_words", self.bad_words or (), MAX_BAD_WORDS)
+        _strings("bad_words", [] if self.bad_words is None else self.bad_words, MAX_BAD_WORDS)
         if self.stop_strings and not self.detokenize:
             raise ValueError("stop: strings are found in text; they need detokenize=True")
         for name in ("stop_token_ids", "allowed_token_ids"):
@@ -235,11 +237,12 @@ def _boolean(name: str, value: object) -> None:
         raise ValueError(f"{name}: expected true or false, got {_short(value)}")
 
 
-def _strings(name: str, values: Iterable[object], limit: int) -> None:
-    listed = list(values)
-    if len(listed) > limit:
-        raise ValueError(f"{name}: {len(listed)} strings, at most {limit} are accepted")
-    for value in listed:
+def _strings(name: str, values: object, limit: int) -> None:
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"{name}: expected a list of strings, got {_short(values)}")
+    if len(values) > limit:
+        raise ValueError(f"{name}: {len(values)} strings, at most {limit} are accepted")
+    for value in values:
         if not isinstance(value, str):
             raise ValueError(f"{name}: expected strings, got {_short(value)}")
         if not value:

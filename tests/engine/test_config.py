@@ -1,0 +1,101 @@
+"""Options of the engine: which names are taken, noticed or refused."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+
+from invar.config import ABSENT, INERT, EngineConfig
+
+
+def test_article_19_options_are_understood(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig.from_args(
+        model="m",
+        gpu_memory_utilization=0.9,
+        max_num_batched_tokens=8192,
+        max_num_seqs=256,
+        enable_chunked_prefill=True,
+    )
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (8192, 256)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("max_num_seq", "max_num_seqs"), ("max_model_length", "max_model_len"), ("sed", "seed")],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=f"{name!r}; did you mean {nearest!r}"):
+        EngineConfig.from_args(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("swap_space", 32),
+        ("enforce_eager", True),
+        ("enable_chunked_prefill", False),
+        ("enable_prefix_caching", True),
+        ("kv_cache_dtype", "fp8"),
+        ("dtype", "float16"),
+        ("block_size", 16),
+        ("cpu_offload_gb", 4),
+    ],
+)
+def test_what_has_nothing_to_do_here_gets_one_notice(
+    option: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "invar"):
+        EngineConfig.from_args(**{option: value})
+    assert len(caplog.records) == 1
+    assert option in caplog.text
+
+
+def test_values_that_ask_for_nothing_get_no_notice(caplog: pytest.LogCaptureFixture) -> None:
+    EngineConfig.from_args(**{name: off[0] for name, (off, _) in INERT.items()})
+    EngineConfig.from_args(**{name: off[0] for name, (off, _) in ABSENT.items()})
+    EngineConfig.from_args(swap_space=0, dtype="auto", trust_remote_code=True)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_what_would_change_answers_and_is_not_built_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        EngineConfig.from_args(**{name: 7})
+
+
+def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
+    with pytest.raises(ValueError, match=r"tensor_parallel_size: 2 devices asked for, found 1"):
+        EngineConfig.from_args(tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_model_len", 0),
+        ("max_model_len", "4096"),
+        ("max_num_seqs", True),
+        ("max_num_seqs", None),
+        ("max_num_batched_tokens", 10**9),
+        ("gpu_memory_utilization", 0.0),
+        ("gpu_memory_utilization", 1.5),
+        ("gpu_memory_utilization", math.nan),
+        ("gpu_memory_utilization", True),
+        ("num_threads", 0),
+        ("seed", 1.5),
+        ("model", ""),
+        ("scheduling_policy", "lifo"),
+    ],
+)
+def test_bad_values_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{name}"):
+        EngineConfig.from_args(**{name: value})
+
+
+def test_names_of_the_served_model() -> None:
+    assert EngineConfig(model="m").names == ("m",)
+    assert EngineConfig(model="m", served_model_name="a").names == ("a",)
+    assert EngineConfig(model="m", served_model_name=("a", "b")).names == ("a", "b")
+    assert EngineConfig(max_model_len=-1).max_model_len is None

@@ -1,0 +1,112 @@
+"""Pages and slabs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.scripted_runner import runner_info
+from invar.backends.runner import PAGE_TOKENS
+from invar.engine.kv import KVMemory
+
+
+def memory(max_chunk: int = 16, **sizes: int) -> KVMemory:
+    info = runner_info(**sizes)  # type: ignore[arg-type]
+    return KVMemory(info, max_model_len=info.max_model_len, max_chunk=max_chunk)
+
+
+def test_pages_lie_in_the_slabs_they_are_numbered_by() -> None:
+    kv = memory(slabs=4, pages_per_slab=3)
+    slot = kv.open(4 * PAGE_TOKENS)
+    assert slot is not None
+    pages = kv.tables[0][slot, :4].tolist()
+    assert sorted(pages) == [0, 1, 2, 3]
+    kv.check_integrity()
+
+
+def test_a_slab_comes_back_when_all_its_pages_have() -> None:
+    kv = memory(slabs=2, pages_per_slab=2)
+    first, second = kv.open(PAGE_TOKENS), kv.open(PAGE_TOKENS)
+    assert first is not None
+    assert second is not None
+    assert len(kv.arbiter.free) == 1
+    kv.give_back(first)
+    assert len(kv.arbiter.free) == 1
+    kv.give_back(second)
+    assert len(kv.arbiter.free) == 2
+    assert kv.usage == 0
+    kv.check_integrity()
+
+
+def test_memory_that_is_short_takes_nothing() -> None:
+    kv = memory(slabs=3)
+    slot = kv.open(2 * PAGE_TOKENS)
+    assert slot is not None
+    assert kv.open(2 * PAGE_TOKENS) is None
+    assert not kv.extend(slot, 60, 4 * PAGE_TOKENS)
+    assert kv.usage == pytest.approx(2 / 3)
+    assert kv.extend(slot, 60, 3 * PAGE_TOKENS)
+    kv.check_integrity()
+
+
+def test_slots_are_as_many_as_sequences() -> None:
+    kv = memory(slabs=9, max_sequences=2)
+    assert {kv.open(1), kv.open(1)} == {0, 1}
+    assert kv.open(1) is None
+
+
+def test_entries_behind_the_window_name_a_page_that_may_be_read() -> None:
+    kv = memory(slabs=20, window=40)
+    slot = kv.open(100)
+    assert slot is not None
+    held = kv.held[slot][1]
+    assert kv.extend(slot, 110, 126)  # sees tokens 71 and later: pages 0 and 1 are gone
+    assert (held.first, held.end) == (2, 4)
+    table = kv.tables[1][slot]
+    assert table[0] == table[1] == table[2]
+    assert kv.held[slot][0].first == 0
+    kv.check_integrity()
+    [full, window] = kv.block_tables(np.array([slot]), 126)
+    assert full.shape == window.shape == (1, 4)
+
+
+def test_freed_pages_are_reported_before_anyone_can_have_them() -> None:
+    freed: list[tuple[int, list[int]]] = []
+    info = runner_info(slabs=4)
+    kv = KVMemory(
+        info,
+        max_model_len=128,
+        max_chunk=8,
+        on_free=lambda group, pages: freed.append((group, pages.tolist())),
+    )
+    slot = kv.open(70)
+    assert slot is not None
+    pages = kv.tables[0][slot, :3].tolist()
+    kv.give_back(slot)
+    assert freed == [(0, pages)]
+
+
+def test_capacity_counts_whole_slabs_of_every_group() -> None:
+    assert memory(slabs=4).capacity_tokens == 128
+    assert memory(slabs=4, pages_per_slab=2).capacity_tokens == 256
+    # The window group never holds more than pages of 40 + 16 − 1 tokens: 3, in two slabs.
+    kv = memory(slabs=6, window=40, window_pages_per_slab=2)
+    assert kv.capacity_tokens == 128
+    assert memory(slabs=1, window=40).capacity_tokens == 0
+
+
+def test_check_integrity_sees_what_is_wrong() -> None:
+    for harm in ("lost", "doubled", "slab", "slot"):
+        kv = memory(slabs=6, pages_per_slab=2)
+        slot = kv.open(3 * PAGE_TOKENS)
+        assert slot is not None
+        if harm == "lost":
+            kv.held[slot][0].end -= 1
+        elif harm == "doubled":
+            kv.tables[0][slot, 0] = kv.tables[0][slot, 1]
+        elif harm == "slab":
+            kv.arbiter.free.append(0)
+        else:
+            kv.free_slots.append(slot)
+        with pytest.raises(AssertionError):
+            kv.check_integrity()
