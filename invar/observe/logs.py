@@ -5,18 +5,24 @@ from __future__ import annotations
 import logging
 import sys
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
 access_logger = logging.getLogger("invar.access")
 
 
-def set_up_logging(level: str = "info") -> None:
-    """Lines on stderr, so that an answer on stdout can be piped."""
+def set_up_logging(level: str = "info", *, plain: bool = False) -> None:
+    """Lines on stderr, so that an answer on stdout can be piped. ``plain``: for a person's eyes.
+
+    Raises ValueError for a level that is none.
+    """
+    if level.upper() not in LEVELS:
+        raise ValueError(f"log level {level[:20]}: not one of {', '.join(LEVELS).lower()}")
     logger = logging.getLogger("invar")
     logger.setLevel(level.upper())
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(
-            logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-        )
+        line = "invar: %(message)s" if plain else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+        handler.setFormatter(logging.Formatter(line, "%H:%M:%S"))
         logger.addHandler(handler)
     logger.propagate = False
 

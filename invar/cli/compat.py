@@ -1,0 +1,255 @@
+"""The peers' command lines: one table per peer, spelling → our option, a notice or a refusal.
+
+Nothing is dropped in silence. A spelling that means one of our options is rewritten to it; one that
+sets an engine option under its own name goes to `invar.config`, which says whether it does
+something here; one with nothing to do here costs one line on stderr; one that would change the
+answer and is not built is refused. Names: vLLM 0.33 `vllm serve`, SGLang 0.5.23, llama.cpp b11434.
+
+The page docs/cli_compat.md is made from these tables (`python -m invar.cli.compat_page`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+RUN = ("run",)
+SERVE = ("serve",)
+BOTH = ("run", "serve")
+
+
+class Takes(Enum):
+    """Whether a value follows the spelling."""
+
+    NOTHING = "nothing"
+    VALUE = "value"
+    SWITCH = "switch"  # on, off, auto … may follow
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What some spellings of a peer come to. Exactly one of option, engine, notice, refusal."""
+
+    spellings: tuple[str, ...]
+    takes: Takes = Takes.VALUE
+    option: str | None = None  # ours; a value goes with it
+    prefix: str = ""  # put before the value
+    engine: str | None = None  # name of an engine option, as invar.config knows it
+    engine_value: object = None  # of a spelling without a value
+    notice: str | None = None
+    refusal: str | None = None
+    neutral: tuple[str, ...] = ()  # values at which notice and refusal have nothing to say
+    commands: tuple[str, ...] = BOTH
+
+
+def means(option: str, *spellings: str, prefix: str = "", commands: tuple[str, ...] = BOTH) -> Rule:
+    return Rule(spellings, Takes.VALUE, option=option, prefix=prefix, commands=commands)
+
+
+def switches(option: str, *spellings: str, commands: tuple[str, ...] = BOTH) -> Rule:
+    return Rule(spellings, Takes.NOTHING, option=option, commands=commands)
+
+
+def sets(engine: str, *spellings: str) -> Rule:
+    return Rule(spellings, Takes.VALUE, engine=engine)
+
+
+def turns(engine: str, value: object, *spellings: str) -> Rule:
+    return Rule(spellings, Takes.NOTHING, engine=engine, engine_value=value)
+
+
+def inert(
+    notice: str, *spellings: str, takes: Takes = Takes.VALUE, neutral: tuple[str, ...] = ()
+) -> Rule:
+    return Rule(spellings, takes, notice=notice, neutral=neutral)
+
+
+def refused(
+    reason: str, *spellings: str, takes: Takes = Takes.VALUE, neutral: tuple[str, ...] = ()
+) -> Rule:
+    return Rule(spellings, takes, refusal=reason, neutral=neutral)
+
+
+NO_GPU = "there is no GPU here, the model runs on the CPU"
+IN_MEMORY = "weights are in the machine's memory already"
+ALWAYS = "it is always so here"
+ROPE = "rope is what the model file states"
+SAMPLER = "this sampler is not built; --temperature, --top-k, --top-p, --min-p and penalties are"
+STRUCTURED = "structured output comes with a later version"
+TOOLS = "tool calls and reasoning parsers come with a later version"
+SPECULATION = "no speculation yet; the answers are the same without it"
+ADAPTERS = "adapters come with a later version"
+POOLING = "pooling models come with a later version"
+TERMINAL = "the terminal needs no such setting here"
+
+VLLM: tuple[Rule, ...] = (
+    sets("tensor_parallel_size", "--tensor-parallel-size", "-tp"),
+    sets("pipeline_parallel_size", "--pipeline-parallel-size", "-pp"),
+    sets("data_parallel_size", "--data-parallel-size", "-dp"),
+    turns("enable_expert_parallel", True, "--enable-expert-parallel", "-ep"),
+    sets("dtype", "--dtype"),
+    sets("quantization", "--quantization", "-q"),
+    sets("kv_cache_dtype", "--kv-cache-dtype"),
+    sets("load_format", "--load-format"),
+    sets("block_size", "--block-size"),
+    sets("swap_space", "--swap-space"),
+    sets("cpu_offload_gb", "--cpu-offload-gb"),
+    sets("tokenizer_mode", "--tokenizer-mode"),
+    sets("revision", "--revision"),
+    sets("tokenizer_revision", "--tokenizer-revision"),
+    sets("hf_token", "--hf-token"),
+    sets("hf_overrides", "--hf-overrides"),
+    sets("generation_config", "--generation-config"),
+    sets("override_generation_config", "--override-generation-config"),
+    sets("compilation_config", "--compilation-config"),
+    sets("optimization_level", "-O", "--optimization-level"),
+    sets("attention_backend", "--attention-backend"),
+    sets("distributed_executor_backend", "--distributed-executor-backend"),
+    sets("limit_mm_per_prompt", "--limit-mm-per-prompt"),
+    sets("mm_processor_kwargs", "--mm-processor-kwargs"),
+    sets("speculative_config", "--speculative-config"),
+    sets("structured_outputs_config", "--structured-outputs-config"),
+    sets("guided_decoding_backend", "--guided-decoding-backend"),
+    sets("kv_transfer_config", "--kv-transfer-config"),
+    sets("logits_processors", "--logits-processors"),
+    sets("worker_extension_cls", "--worker-extension-cls"),
+    sets("max_seq_len_to_capture", "--max-seq-len-to-capture"),
+    sets("runner", "--runner"),
+    sets("task", "--task"),
+    sets("device", "--device"),
+    turns("trust_remote_code", True, "--trust-remote-code"),
+    turns("enforce_eager", True, "--enforce-eager"),
+    turns("enable_chunked_prefill", True, "--enable-chunked-prefill"),
+    turns("enable_chunked_prefill", False, "--no-enable-chunked-prefill"),
+    turns("enable_prefix_caching", True, "--enable-prefix-caching"),
+    turns("enable_prefix_caching", False, "--no-enable-prefix-caching"),
+    turns("async_scheduling", True, "--async-scheduling"),
+    turns("enable_lora", True, "--enable-lora"),
+    turns("enable_sleep_mode", True, "--enable-sleep-mode"),
+    turns("disable_log_stats", True, "--disable-log-stats"),
+    turns("disable_custom_all_reduce", True, "--disable-custom-all-reduce"),
+    turns("use_v2_block_manager", True, "--use-v2-block-manager"),
+    means("--log-level", "--uvicorn-log-level"),
+    means("--threads", "--num-threads"),
+    switches("--no-access-log", "--disable-uvicorn-access-log", commands=SERVE),
+    refused(TOOLS, "--tool-call-parser", "--reasoning-parser", "--tool-parser-plugin"),
+    refused(TOOLS, "--enable-auto-tool-choice", takes=Takes.NOTHING),
+    refused(ADAPTERS, "--lora-modules"),
+    inert("adapters are not built yet", "--max-loras", "--max-lora-rank", "--max-cpu-loras"),
+    refused("it needs more than one machine", "--nnodes", "--node-rank", neutral=("1", "0")),
+    inert("there is one process", "--api-server-count", "--master-addr", neutral=("1",)),
+    inert("tokens are sent as they come", "--stream-interval", neutral=("1",)),
+    inert(ALWAYS, "--enable-request-id-headers", takes=Takes.NOTHING),
+    inert(ALWAYS, "--enable-prompt-tokens-details", takes=Takes.NOTHING),
+    inert("prompts stay out of logs", "--enable-log-requests", takes=Takes.NOTHING),
+    inert("prompts stay out of logs", "--disable-log-requests", takes=Takes.NOTHING),
+    refused("put a proxy in front for TLS", "--ssl-keyfile", "--ssl-certfile"),
+    refused("it comes with a later version", "--config", "--root-path", "--middleware"),
+    refused("it comes with a later version", "--otlp-traces-endpoint", "--max-num-queued-reqs"),
+)
+
+SGLANG: tuple[Rule, ...] = (
+    means("--model", "--model-path"),
+    means("--tokenizer", "--tokenizer-path"),
+    means("--max-model-len", "--context-length"),
+    means("--max-num-seqs", "--max-running-requests"),
+    means("--max-num-batched-tokens", "--chunked-prefill-size"),
+    means("--gpu-memory-utilization", "--mem-fraction-static"),
+    means("--seed", "--random-seed"),
+    sets("tensor_parallel_size", "--tp", "--tp-size"),
+    sets("pipeline_parallel_size", "--pp", "--pp-size"),
+    sets("data_parallel_size", "--dp", "--dp-size"),
+    sets("hf_overrides", "--json-model-override-args"),
+    turns("enable_prefix_caching", True, "--enable-radix-cache"),
+    turns("enable_prefix_caching", False, "--disable-radix-cache"),
+    inert("there is nothing to compile", "--enable-torch-compile", takes=Takes.NOTHING),
+    inert("there are no graphs to capture", "--disable-cuda-graph", takes=Takes.NOTHING),
+    inert("there are no graphs to capture", "--cuda-graph-max-bs"),
+    inert(ALWAYS, "--enable-metrics", "--enable-cache-report", takes=Takes.NOTHING),
+    inert(ALWAYS, "--enable-mixed-chunk", takes=Takes.NOTHING),
+    inert(ALWAYS, "--enable-deterministic-inference", takes=Takes.NOTHING),
+    inert("a step has nothing to overlap with", "--disable-overlap-schedule", takes=Takes.NOTHING),
+    inert("there is no warm-up to skip", "--skip-server-warmup", takes=Takes.NOTHING),
+    inert("first come, first served", "--schedule-policy", neutral=("fcfs",)),
+    inert("nothing is guessed ahead", "--schedule-conservativeness"),
+    inert("the token budget of a step covers it", "--max-prefill-tokens"),
+    inert("KV memory is planned from the budget", "--max-total-tokens"),
+    inert("the backend's pages hold 32 tokens", "--page-size", neutral=("32",)),
+    inert("there is one kernel per instruction set", "--sampling-backend", "--grammar-backend"),
+    inert(SPECULATION, "--speculative-algorithm", "--speculative-draft-model-path"),
+    inert(SPECULATION, "--speculative-num-steps", "--speculative-eagle-topk"),
+    inert(SPECULATION, "--speculative-num-draft-tokens"),
+    refused(ADAPTERS, "--lora-paths"),
+    refused(POOLING, "--is-embedding", takes=Takes.NOTHING),
+    refused("it comes with a later version", "--admin-api-key", "--max-queued-requests"),
+    refused("it comes with a later version", "--disaggregation-mode"),
+    refused("it needs more than one machine", "--dist-init-addr"),
+)
+
+LLAMA_CPP: tuple[Rule, ...] = (
+    means("--max-model-len", "--ctx-size"),
+    means("--model", "--hf-repo", "-hf", "-hfr", prefix="hf:"),
+    means("--served-model-name", "--alias", "-a", commands=SERVE),
+    means("--max-tokens", "--predict", "--n-predict", commands=RUN),
+    means("--temperature", "--temp", commands=RUN),
+    means("--repetition-penalty", "--repeat-penalty", commands=RUN),
+    means("--seed", "-s"),
+    Rule(("--color", "-co"), Takes.SWITCH, option="--color", commands=RUN),
+    means("--system", "-sys", "--system-prompt", commands=RUN),
+    means("--chat-template", "--chat-template-file"),
+    means("--max-num-batched-tokens", "--batch-size", "-b"),
+    means("--max-num-seqs", "--parallel", "-np"),
+    switches("--raw", "-no-cnv", "--no-conversation", commands=RUN),
+    inert(NO_GPU, "-ngl", "--gpu-layers", "--n-gpu-layers", neutral=("0",)),
+    inert(NO_GPU, "-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu"),
+    inert(NO_GPU, "-dev", neutral=("none", "cpu")),
+    inert(NO_GPU, "-nkvo", "--no-kv-offload", takes=Takes.NOTHING),
+    inert(NO_GPU, "-ot", "--override-tensor", "-ncmoe", "--n-cpu-moe"),
+    inert(NO_GPU, "-cmoe", "--cpu-moe", takes=Takes.NOTHING),
+    inert("attention always runs in tiles", "-fa", "--flash-attn", takes=Takes.SWITCH),
+    inert("batching is always continuous", "-cb", "--cont-batching", takes=Takes.NOTHING),
+    inert("batching is always continuous", "-nocb", "--no-cont-batching", takes=Takes.NOTHING),
+    inert("one budget of tokens a step serves both", "-ub", "--ubatch-size"),
+    inert("one pool of threads serves both", "-tb", "--threads-batch", "--threads-http"),
+    inert("KV stays bfloat16", "-ctk", "--cache-type-k", neutral=("bf16",)),
+    inert("KV stays bfloat16", "-ctv", "--cache-type-v", neutral=("bf16",)),
+    inert(IN_MEMORY, "--mlock", "--no-mmap", "--mmap", "--no-repack", takes=Takes.NOTHING),
+    inert(IN_MEMORY, "-lm", "--load-mode", "--numa", "--fit", "--fit-target", "--fit-ctx"),
+    inert("files are always checked", "--check-tensors", takes=Takes.NOTHING),
+    inert("templates are always jinja", "--jinja", takes=Takes.NOTHING),
+    inert("it chats when there is no -p", "-cnv", "--conversation", takes=Takes.NOTHING),
+    inert("it chats when there is no -p", "-i", "--interactive", takes=Takes.NOTHING),
+    inert("with -p there is one answer", "-st", "--single-turn", takes=Takes.NOTHING),
+    inert("there is no warm-up to skip", "--warmup", "--no-warmup", takes=Takes.NOTHING),
+    inert(TERMINAL, "--simple-io", "--no-display-prompt", "--log-disable", takes=Takes.NOTHING),
+    inert("a full context ends the answer", "--no-context-shift", takes=Takes.NOTHING),
+    inert("a full context ends the answer", "--keep", neutral=("0", "-1")),
+    inert(ALWAYS, "--metrics", "--cache-prompt", takes=Takes.NOTHING),
+    inert("there is no web page to switch off", "--no-webui", "--no-ui", takes=Takes.NOTHING),
+    inert("see /metrics", "--slots", "--props", "--no-slots", takes=Takes.NOTHING),
+    inert(SPECULATION, "-md", "--model-draft", "--spec-draft-model", "--spec-type"),
+    inert(SPECULATION, "--draft-max", "--draft-min", "--spec-draft-n-max", "--spec-draft-n-min"),
+    refused("a full context ends the answer", "--context-shift", takes=Takes.NOTHING),
+    refused("one machine runs the model", "--rpc"),
+    refused("the model is what its file says", "--override-kv"),
+    refused(ROPE, "--rope-scaling", neutral=("none",)),
+    refused(ROPE, "--rope-scale", "--rope-freq-base", "--rope-freq-scale"),
+    refused(ROPE, "--yarn-orig-ctx", "--yarn-ext-factor", "--yarn-attn-factor"),
+    refused(SAMPLER, "--samplers", "--top-nsigma", "--adaptive-target"),
+    refused(SAMPLER, "--xtc-probability", neutral=("0", "0.0")),
+    refused(SAMPLER, "--typical", neutral=("1", "1.0")),
+    refused(SAMPLER, "--mirostat", "--dry-multiplier", "--dynatemp-range", neutral=("0", "0.0")),
+    refused("penalties look at the whole text", "--repeat-last-n", neutral=("-1",)),
+    refused("the API has logit_bias", "-l", "--logit-bias"),
+    refused(STRUCTURED, "--grammar", "--grammar-file", "-j", "--json-schema", "-jf"),
+    refused(TOOLS, "--reasoning-format", "--reasoning-budget", neutral=("none", "-1")),
+    refused(ADAPTERS, "--lora", "--lora-scaled", "--control-vector"),
+    refused(POOLING, "--embedding", "--embeddings", "--rerank", takes=Takes.NOTHING),
+    refused("images come with a later version", "--mmproj", "-mm", "--image"),
+    refused("pull the file first and give its path", "-mu", "--model-url"),
+    refused("text is taken as it is", "-e", "--escape", takes=Takes.NOTHING),
+    refused("the chat template does it", "--in-prefix", "--in-suffix", "-r", "--reverse-prompt"),
+)
+
+PEERS: Mapping[str, tuple[Rule, ...]] = {"vLLM": VLLM, "SGLang": SGLANG, "llama.cpp": LLAMA_CPP}

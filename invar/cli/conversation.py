@@ -1,0 +1,86 @@
+"""A conversation with an engine in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from invar.engine.sampling_params import SamplingParams
+from invar.serving.choice import Choice
+from invar.text.output import TextAssembler
+
+if TYPE_CHECKING:
+    from invar.engine.loader import LoadedModel
+
+
+class AnswerError(Exception):
+    """This answer failed; the conversation can go on."""
+
+
+class Conversation:
+    """Turns so far, and how the next answer is drawn."""
+
+    def __init__(
+        self, loaded: LoadedModel, params: SamplingParams, *, system: str | None, raw: bool
+    ) -> None:
+        """``raw``, or a model without template: each prompt is a text to go on with."""
+        self._loaded = loaded
+        self._params = params
+        self._system = system
+        self._count = 0
+        self.chats = loaded.chat_template is not None and not raw
+        self.clear()
+        if system is not None and not self.chats:
+            raise ValueError("--system needs a model with a chat template (and no --raw)")
+
+    def clear(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+        if self._system is not None:
+            self._messages.append({"role": "system", "content": self._system})
+
+    def answer(self, text: str, is_stopped: Callable[[], bool]) -> Iterator[str]:
+        """The answer piece by piece, up to its end or until ``is_stopped()`` between two steps.
+
+        What was said counts as said, also when it was stopped. Raises AnswerError.
+        """
+        self._messages.append({"role": "user", "content": text})
+        said = ""
+        try:
+            for piece in self._generate(text, is_stopped):
+                said += piece
+                yield piece
+        except ValueError as error:
+            # The prompt does not fit or cannot be written: as if it had not been said.
+            self._messages.pop()
+            raise AnswerError(str(error)) from None
+        self._messages.append({"role": "assistant", "content": said})
+
+    def _generate(self, text: str, is_stopped: Callable[[], bool]) -> Iterator[str]:
+        loaded, params, engine = self._loaded, self._params, self._loaded.engine
+        self._count += 1
+        (request,) = loaded.door.resolve(f"run-{self._count}", self._prompt(text), params)
+        assembler = TextAssembler(
+            loaded.tokenizer,
+            stop_token_ids=request.stop_token_ids,
+            min_tokens=params.min_tokens,
+            at_start=self.chats,
+        )
+        choice = Choice(0, assembler)
+        engine.add_request(request)
+        try:
+            while not is_stopped():
+                for output in engine.step():
+                    delta, _ = choice.take(output)
+                    if delta.error is not None:
+                        raise AnswerError(delta.error)
+                    yield delta.text
+                    if delta.finish_reason is not None:
+                        return
+        finally:
+            engine.abort(request.id)
+
+    def _prompt(self, text: str) -> Any:
+        tokenizer, template = self._loaded.tokenizer, self._loaded.chat_template
+        if self.chats and template is not None:
+            return template.encode(tokenizer, self._messages)
+        return tokenizer.encode(text)

@@ -1,0 +1,179 @@
+"""`invar inspect`: what is in a model file, and the memory it will take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from invar.cli.engine_options import make_app
+from invar.cli.tables import size_text, table
+
+if TYPE_CHECKING:
+    from invar.weights.gguf import GGUFFile
+
+app = make_app()
+
+KV_BYTES = 2  # an element of K or V in bfloat16
+KV_LENGTHS = (512, 2048, 8192, 32768, 131072)
+LONGEST_VALUE = 100  # characters of a metadata value in the table
+
+
+@app.command()
+def inspect(
+    model: Annotated[str | None, typer.Argument(help="Path or name; smollm2 if absent")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor")] = False,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", help="KV at these tokens, as 512,4096")
+    ] = None,
+) -> None:
+    """Show a model's metadata, tensors, number formats and memory."""
+    from invar.weights import sources
+    from invar.weights.gguf import GGUFFile
+
+    with GGUFFile(sources.resolve(model)) as source:
+        report = describe(source, wanted_lengths(lengths))
+    print(json.dumps(report, ensure_ascii=False) if as_json else as_text(report, tensors))
+
+
+def wanted_lengths(given: str | None) -> Sequence[int] | None:
+    if given is None:
+        return None
+    try:
+        lengths = [int(item) for item in given.split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"--lengths {given[:60]}: write numbers of tokens, as 512,4096")
+    return lengths
+
+
+def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
+    """Everything about a file, in JSON's types."""
+    metadata = source.metadata
+    formats: dict[str, dict[str, int]] = {}
+    for info in source.tensors.values():
+        entry = formats.setdefault(info.type.name, {"tensors": 0, "bytes": 0, "elements": 0})
+        entry["tensors"] += 1
+        entry["bytes"] += info.nbytes
+        entry["elements"] += elements(info.shape)
+    weights = sum(entry["bytes"] for entry in formats.values())
+    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    per_token = kv_bytes_per_token(source)
+    if lengths is None:
+        lengths = [n for n in KV_LENGTHS if context is None or n <= context] or KV_LENGTHS[:1]
+    return {
+        "files": [str(path) for path in source.shard_paths],
+        "gguf_version": source.version,
+        "architecture": metadata.get("general.architecture"),
+        "name": metadata.get("general.name"),
+        "parameters": sum(entry["elements"] for entry in formats.values()),
+        "context_length": None if context is None else int(context),
+        "metadata": {key: plain(metadata[key]) for key in metadata},
+        "formats": formats,
+        "tensors": [
+            {
+                "name": info.name,
+                "shape": list(info.shape),
+                "format": info.type.name,
+                "bytes": info.nbytes,
+            }
+            for info in source.tensors.values()
+        ],
+        "memory": {
+            "weights_bytes": weights,
+            "kv_bytes_per_token": per_token,
+            "kv_bytes_per_request": (
+                None if per_token is None else {str(n): per_token * n for n in lengths}
+            ),
+        },
+    }
+
+
+def kv_bytes_per_token(source: GGUFFile) -> int | None:
+    """2 (K and V) x layers x KV heads x head size x bytes; None if the file does not say.
+
+    KV heads count, not query heads. Layers with a sliding window are counted in full: today every
+    layer keeps all of its tokens.
+    """
+    metadata = source.metadata
+    prefix = metadata.get("general.architecture")
+    layers = metadata.get(f"{prefix}.block_count")
+    heads = metadata.get(f"{prefix}.attention.head_count")
+    kv_heads = metadata.get(f"{prefix}.attention.head_count_kv", heads)
+    width = metadata.get(f"{prefix}.embedding_length")
+    if layers is None or heads is None or width is None:
+        return None
+    per_layer = [int(n) for n in kv_heads] if hasattr(kv_heads, "__len__") else None
+    total_heads = sum(per_layer) if per_layer is not None else int(layers) * int(kv_heads)
+    query_heads = max(heads) if hasattr(heads, "__len__") else heads
+    key = int(metadata.get(f"{prefix}.attention.key_length", int(width) // int(query_heads)))
+    value = int(metadata.get(f"{prefix}.attention.value_length", key))
+    return total_heads * (key + value) * KV_BYTES
+
+
+def elements(shape: Sequence[int]) -> int:
+    count = 1
+    for extent in shape:
+        count *= int(extent)
+    return count
+
+
+def plain(value: Any) -> Any:
+    """A metadata value in JSON's types; a long list by its beginning and its length."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, Sequence):
+        shown = [plain(item) for item in value[:8]]
+        return shown if len(value) <= 8 else {"first": shown, "length": len(value)}
+    return str(value)
+
+
+def as_text(report: dict[str, Any], all_tensors: bool) -> str:
+    memory = report["memory"]
+    parts = [
+        "\n".join(report["files"]),
+        f"  GGUF version {report['gguf_version']}, architecture {report['architecture']}, "
+        f"{report['parameters'] / 1e6:,.1f} M parameters",
+        "\nMetadata",
+        table([(key, shortened(value)) for key, value in report["metadata"].items()]),
+        "\nFormats",
+        table(
+            [("format", "tensors", "size"), *(
+                (name, str(entry["tensors"]), size_text(entry["bytes"]))
+                for name, entry in report["formats"].items()
+            )],
+            right=(1, 2),
+        ),
+        "\nMemory",
+        table([("weights", size_text(memory["weights_bytes"]))], right=(1,)),
+    ]  # fmt: skip
+    if memory["kv_bytes_per_request"] is not None:
+        rows = [("KV per token", size_text(memory["kv_bytes_per_token"]))]
+        rows += [
+            (f"KV of a request of {int(length):,} tokens", size_text(count))
+            for length, count in memory["kv_bytes_per_request"].items()
+        ]
+        parts.append(table(rows, right=(1,)))
+    if all_tensors:
+        listed = [
+            (t["name"], "x".join(map(str, t["shape"])), t["format"], size_text(t["bytes"]))
+            for t in report["tensors"]
+        ]
+        parts += ["\nTensors", table(listed, right=(3,))]
+    else:
+        parts.append(f"\n{len(report['tensors'])} tensors (--tensors lists them)")
+    return "\n".join(parts)
+
+
+def shortened(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{value['length']:,} items: {shortened(value['first'])}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"

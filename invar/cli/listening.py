@@ -1,0 +1,100 @@
+"""The listening socket, what is printed at start, and a clean end."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from invar.cli.tables import memory_table
+
+if TYPE_CHECKING:
+    from invar.engine.loader import LoadedModel
+
+BACKLOG = 2048
+# Clients that keep connections open must not meet a server that is just closing one: longer than
+# the idle times of usual pools and proxies (a minute).
+KEEP_ALIVE_S = 75
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket. Raises ValueError saying what to do if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise ValueError(
+                f"{host}:{port} is in use by another program; choose another --port, or 0 for a "
+                "free one"
+            ) from None
+        raise ValueError(f"cannot listen on {host}:{port}: {error}") from None
+    return listener
+
+
+def announce(loaded: LoadedModel, names: Sequence[str], listener: socket.socket) -> None:
+    """What the model takes, where it is, and a command that works."""
+    host, port = listener.getsockname()[:2]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    if ":" in reachable and not reachable.startswith("["):
+        reachable = f"[{reachable}]"
+    config = loaded.config
+    print(f"Invar serves {', '.join(names)} ({loaded.path.name})")
+    print(memory_table(loaded.memory_table))
+    print(
+        f"  {loaded.door.max_model_len} tokens a request, {config.max_num_seqs} requests together, "
+        f"{config.max_num_batched_tokens} tokens a step"
+    )
+    print(f"\nListening on http://{reachable}:{port}   (Ctrl-C ends)\n")
+    print(curl(f"http://{reachable}:{port}", loaded.chat_template is not None))
+    sys.stdout.flush()
+
+
+def curl(url: str, chats: bool) -> str:
+    if chats:
+        path = "/v1/chat/completions"
+        body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+    else:
+        path, body = "/v1/completions", '{"prompt": "The sky is", "max_tokens": 50}'
+    return f"  curl {url}{path} \\\n    -H 'Content-Type: application/json' \\\n    -d '{body}'"
+
+
+def run_server(
+    app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: int, access_log: bool
+) -> None:
+    """Serves until SIGTERM or SIGINT; running requests get some time, a second signal ends it."""
+    logging.getLogger("invar.access").disabled = not access_log
+    listener.listen(BACKLOG)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="uvloop",
+            http="httptools",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=shutdown_timeout_s,
+        )
+    )
+    # Uvicorn raises the signal again once it has stopped; by then there is nothing left to end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ignore)
+    server.run(sockets=[listener])
+    listener.close()
+
+
+def ignore(number: int, frame: FrameType | None) -> None:
+    return None

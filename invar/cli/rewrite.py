@@ -1,0 +1,146 @@
+"""Rewriting a typed command line to our own options, before it is parsed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from invar.cli.compat import PEERS, Rule, Takes
+
+SWITCH_WORDS = frozenset({"on", "off", "auto", "true", "false", "enabled", "disabled", "0", "1"})
+NEGATIVE_NUMBER = re.compile(r"-\.?\d")
+ENGINE_OPTION = "--engine-option"
+
+
+class CommandLineError(Exception):
+    """What was typed cannot be understood; the text says what and what is near."""
+
+
+@dataclass
+class Rewritten:
+    argv: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+
+def rewrite(command: str, typed: Sequence[str], own: Mapping[str, bool]) -> Rewritten:
+    """``own``: our options of this command, and whether each takes a value."""
+    rules = rules_of(command)
+    result, words = Rewritten(), Words(typed)
+    for word in words:
+        if word == "--":
+            result.argv += [word, *words]
+        elif not is_option(word):
+            result.argv.append(word)
+        else:
+            name, value = split(word)
+            if name in rules:
+                take_rule(name, value, rules[name], words, result)
+            elif name in own:
+                take_own(name, value, own[name], words, result)
+            else:
+                raise CommandLineError(unknown(command, name, [*own, *rules]))
+    return result
+
+
+def is_option(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-" and not NEGATIVE_NUMBER.match(word)
+
+
+def split(word: str) -> tuple[str, str | None]:
+    """Name and value of ``--name=value``; underscores are as good as hyphens."""
+    name, equals, value = word.partition("=")
+    if name.startswith("--"):
+        name = name.replace("_", "-")
+    return name, value if equals else None
+
+
+def take_own(
+    name: str, value: str | None, takes_value: bool, words: Words, result: Rewritten
+) -> None:
+    if not takes_value:
+        result.argv.append(name if value is None else f"{name}={value}")
+        return
+    # `=` keeps a value that begins with a hyphen from being taken for an option.
+    value = next_value(name, words) if value is None else value
+    result.argv += [f"{name}={value}"] if name.startswith("--") else [name, value]
+
+
+def take_rule(name: str, value: str | None, rule: Rule, words: Words, result: Rewritten) -> None:
+    if rule.takes is Takes.VALUE and value is None:
+        value = next_value(name, words)
+    elif rule.takes is Takes.SWITCH and value is None:
+        value = peek_switch(words)
+        if value is None and rule.option is not None:
+            value = "on"
+    if rule.option is not None:
+        plain = value is None
+        result.argv.append(rule.option if plain else f"{rule.option}={rule.prefix}{value}")
+    elif rule.engine is not None:
+        given = rule.engine_value if rule.takes is Takes.NOTHING else literal(value or "")
+        result.argv.append(f"{ENGINE_OPTION}={rule.engine}={json.dumps(given)}")
+    elif value is None or value not in rule.neutral:
+        typed = name if value is None else f"{name} {value[:60]}"
+        if rule.refusal is not None:
+            raise CommandLineError(f"{typed}: not supported: {rule.refusal}")
+        result.notices.append(f"{typed} has nothing to do here: {rule.notice}")
+
+
+def next_value(name: str, words: Words) -> str:
+    try:
+        return next(words)
+    except StopIteration:
+        raise CommandLineError(f"{name}: a value must follow") from None
+
+
+def peek_switch(words: Words) -> str | None:
+    """The next word if it is one of a switch; it is looked at without being used up otherwise."""
+    following = words.peek()
+    return next(words) if following in SWITCH_WORDS else None
+
+
+def literal(text: str) -> object:
+    """A value as JSON where it is JSON (numbers, true, objects), else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def rules_of(command: str) -> dict[str, Rule]:
+    return {
+        spelling: rule
+        for rules in PEERS.values()
+        for rule in rules
+        if command in rule.commands
+        for spelling in rule.spellings
+    }
+
+
+def unknown(command: str, name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; nearest: {near[0]}" if near else ""
+    return f"{name[:80]}: unknown option{hint} (see invar {command} --help)"
+
+
+class Words:
+    """An iterator that can be looked ahead by one."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = list(words)
+        self._next = 0
+
+    def __iter__(self) -> Words:
+        return self
+
+    def __next__(self) -> str:
+        word = self.peek()
+        if word is None:
+            raise StopIteration
+        self._next += 1
+        return word
+
+    def peek(self) -> str | None:
+        return self._words[self._next] if self._next < len(self._words) else None
