@@ -121,48 +121,84 @@ INVAR_INLINE void scale_floats(float* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; i += W) store(x + i, load(x + i) * f);
 }
 
-// Logits -> probabilities of one row, tokens outside [begin, end) selected to nothing. False when
-// nothing is left: then neither (m, l) nor o of the row changes.
-INVAR_INLINE bool soften(const AttentionItem& item, const float* scores, int begin, int end,
-                         State& state, float* o, Operand* weights) {
-  constexpr int kVectors = kTileTokens / W;
-  constexpr int kPer16 = Lanes16::N;
-  VF s[kVectors];
-  for (int i = 0; i < kVectors; i++) s[i] = load(scores + i * W);
-  if (item.soft_cap > 0.0f) {
-    const VF cap = set1(item.soft_cap), scaled = set1(item.soft_cap * kLog2E);
-    for (int i = 0; i < kVectors; i++) s[i] = scaled * tanh(s[i] / cap);
+// The 16-lane trees of R rows, level by level: the same sums as sum16 and max16, with R chains of
+// dependent steps beside each other instead of one after another.
+template <int R, typename Join>
+INVAR_INLINE void join16(float (&x)[R][16], Join join) {
+  for (int half = 8; half > 0; half /= 2)
+    for (int r = 0; r < R; r++)
+      for (int i = 0; i < half; i++) x[r][i] = join(x[r][i], x[r][i + half]);
+}
+
+// A row of 64 values, 16-lane group g in part[g].
+struct Row64 {
+  Lanes16 part[4];
+};
+INVAR_INLINE Row64 load64(const float* p) {
+  return {{load16(p), load16(p + 16), load16(p + 32), load16(p + 48)}};
+}
+
+// Soft cap and mask of one row, in place; only where there is something to do.
+INVAR_INLINE void prepare_scores(const AttentionItem& item, float* scores, int begin, int end) {
+  const bool masked = begin > 0 || end < kTileTokens;
+  if (!masked && !(item.soft_cap > 0.0f)) return;
+  const VF cap = set1(item.soft_cap), scaled = set1(item.soft_cap * kLog2E);
+  for (int i = 0; i < kTileTokens; i += W) {
+    VF s = load(scores + i);
+    if (item.soft_cap > 0.0f) s = scaled * tanh(s / cap);
+    const VI token = iota() + set1_i(i);
+    const VM seen = mask_and(less(set1_i(begin - 1), token), less(token, set1_i(end)));
+    store(scores + i, select(seen, s, set1(-kInfinity)));
   }
-  if (begin > 0 || end < kTileTokens) {
-    for (int i = 0; i < kVectors; i++) {
-      const VI token = iota() + set1_i(i * W);
-      const VM seen = mask_and(less(set1_i(begin - 1), token), less(token, set1_i(end)));
-      s[i] = select(seen, s[i], set1(-kInfinity));
-    }
-  }
-  Lanes16 top;
-  for (int i = 0; i < kPer16; i++)
-    top.v[i] = max(max(s[i], s[i + kPer16]), max(s[i + 2 * kPer16], s[i + 3 * kPer16]));
-  const float tile_max = max16(top);
+}
+
+// The running maximum of a row takes in that of a tile. False when the row has seen nothing yet:
+// then neither (m, l) nor o changes.
+INVAR_INLINE bool raise_maximum(State& state, float tile_max, float* o, int64_t head_dim) {
   const float new_max = tile_max > state.max ? tile_max : state.max;
   if (new_max == -kInfinity) return false;
   // Where the maximum stands, the factor would be exactly 1: leaving it out changes no bit.
   if (new_max != state.max) {
     const float factor = exp2_one(state.max - new_max);
     state.sum *= factor;
-    scale_floats(o, factor, item.head_dim);
+    scale_floats(o, factor, head_dim);
     state.max = new_max;
   }
-  const VF m = set1(new_max);
-  for (int i = 0; i < kVectors; i++) {
-    s[i] = exp2_nonpositive(s[i] - m);
-    store_operand(weights + i * W, s[i]);
-  }
-  Lanes16 sum;
-  for (int i = 0; i < kPer16; i++)
-    sum.v[i] = (s[i] + s[i + kPer16]) + (s[i + 2 * kPer16] + s[i + 3 * kPer16]);
-  state.sum += sum16(sum);
   return true;
+}
+
+// Logits -> probabilities of R rows, tokens outside [begin, end) selected to nothing; bit r of the
+// result: row r goes on to V.
+template <int R>
+INVAR_INLINE unsigned soften(const Tile& tile, int64_t row, int begin, int end,
+                             float* const (&o)[R]) {
+  const Work& work = tile.work;
+  alignas(64) float lanes[R][16];
+  for (int r = 0; r < R; r++) {
+    float* scores = work.scores + r * kTileTokens;
+    prepare_scores(tile.item, scores, begin, end);
+    const Row64 s = load64(scores);
+    store16(lanes[r], max(max(s.part[0], s.part[1]), max(s.part[2], s.part[3])));
+  }
+  join16<R>(lanes, [](float a, float b) { return a > b ? a : b; });
+  unsigned live = 0;
+  for (int r = 0; r < R; r++)
+    live |= unsigned(raise_maximum(work.split[row + r], lanes[r][0], o[r], tile.item.head_dim))
+            << r;
+  for (int r = 0; r < R; r++) {
+    const VF m = set1(work.split[row + r].max);
+    Row64 p = load64(work.scores + r * kTileTokens);
+    for (int g = 0; g < 4; g++)
+      for (int i = 0; i < Lanes16::N; i++) {
+        p.part[g].v[i] = exp2_nonpositive(p.part[g].v[i] - m);
+        store_probability(work.weights + r * kTileTokens + g * 16 + i * W, p.part[g].v[i]);
+      }
+    store16(lanes[r], add(add(p.part[0], p.part[1]), add(p.part[2], p.part[3])));
+  }
+  join16<R>(lanes, [](float a, float b) { return a + b; });
+  for (int r = 0; r < R; r++)
+    if (live >> r & 1) work.split[row + r].sum += lanes[r][0];
+  return live;
 }
 
 // o[r] += p[r] . V over tokens [begin, end), dimensions of G groups from `dim` on.
@@ -225,22 +261,19 @@ static __attribute__((noinline)) void attend_rows(const Tile& tile, int64_t row,
   score<R>(tile, row, begin, end);
   float* o[R];
   const Operand* p[R];
-  int live = 0;
   for (int r = 0; r < R; r++) {
     o[r] = work.split_o + (row + r) * tile.item.head_dim;
-    Operand* weights = work.weights + r * kTileTokens;
-    p[r] = weights;
-    live += soften(tile.item, work.scores + r * kTileTokens, begin, end, work.split[row + r], o[r],
-                   weights);
+    p[r] = work.weights + r * kTileTokens;
   }
-  if (live == R) {
+  const unsigned live = soften<R>(tile, row, begin, end, o);
+  if (live == (1u << R) - 1) {
     weigh<R>(tile, o, p, begin, end);
     return;
   }
-  // A visible row whose logits are all -infinity (overflow): the others go on alone. Its state
-  // tells: a row that has passed soften has a maximum.
+  // A row may see tokens and still have nothing: all its logits overflowed to -infinity. The others
+  // go on alone.
   for (int r = 0; r < R; r++) {
-    if (work.split[row + r].max == -kInfinity) continue;
+    if ((live >> r & 1) == 0) continue;
     float* o1[1] = {o[r]};
     const Operand* p1[1] = {p[r]};
     weigh<1>(tile, o1, p1, begin, end);
