@@ -12,19 +12,20 @@ constexpr int kChunkK = 512;
 
 // One step of K: one value for f32 and f16, a pair for bf16.
 struct StepF32 {
-  static constexpr int kK = 1, kWeightBytes = 4, kActBytes = 4;
+  static constexpr int kK = 1, kWeightBytes = 4, kActBytes = 4, kRows = 6;
   using Weights = VF;
   INVAR_INLINE Weights weights(const uint8_t* p) { return load((const float*)p); }
   INVAR_INLINE VF step(VF acc, Weights w, const uint8_t* a) { return fma(w, broadcast(a), acc); }
 };
 struct StepF16 {
-  static constexpr int kK = 1, kWeightBytes = 2, kActBytes = 4;
+  static constexpr int kK = 1, kWeightBytes = 2, kActBytes = 4, kRows = 6;
   using Weights = VF;
   INVAR_INLINE Weights weights(const uint8_t* p) { return load_f16(p); }
   INVAR_INLINE VF step(VF acc, Weights w, const uint8_t* a) { return fma(w, broadcast(a), acc); }
 };
 struct StepBf16 {
   static constexpr int kK = 2, kWeightBytes = 4, kActBytes = 4;
+  static constexpr int kRows = W == 16 ? 6 : 4;
   using Weights = VI;
   INVAR_INLINE Weights weights(const uint8_t* p) { return load_i(p); }
   INVAR_INLINE VF step(VF acc, Weights w, const uint8_t* a) {
@@ -34,7 +35,7 @@ struct StepBf16 {
 
 template <class S, int R, int C>
 INVAR_NOINLINE void tile_float(const uint8_t* weights, int steps, int vector, const uint8_t* act,
-                       int64_t act_stride, float* out, int64_t out_stride) {
+                               int64_t act_stride, float* out, int64_t out_stride) {
   constexpr int kStride = kPanelColumns * S::kWeightBytes;
   const Rows<R> rows(act, act_stride);
   VF acc[R][C];
@@ -58,15 +59,17 @@ INVAR_NOINLINE void tile_float(const uint8_t* weights, int steps, int vector, co
   }
 }
 
+// Two fma pipes of latency 4 want at least 8 accumulators in flight: 6 x 2, 4 x 2, 2 x 4. Without
+// AVX-512 a bf16 step also holds both halves of its weights and activations: 4 x 2 at most.
 template <class S, int R>
 INVAR_INLINE void row_tile_float(const uint8_t* weights, int steps, const uint8_t* act,
                                  int64_t act_stride, float* out, int64_t out_stride) {
-  constexpr int C = R == 1 ? (kPanelVectors < 4 ? kPanelVectors : 4) : kTileVectors;
+  constexpr int C =
+      R == 1 || (R == 2 && S::kRows > 4) ? (kPanelVectors < 4 ? kPanelVectors : 4) : kTileVectors;
   for (int v = 0; v < kPanelVectors; v += C)
     tile_float<S, R, C>(weights, steps, v, act, act_stride, out, out_stride);
 }
 
-// 4 x 2 accumulators of latency 4 keep both fma pipes of AVX2 busy (8 in flight).
 template <class S>
 static void gemm_float(const uint8_t* panel, int64_t k, const uint8_t* act, int64_t act_stride,
                        int rows, float* out, int64_t out_stride) {
@@ -78,6 +81,11 @@ static void gemm_float(const uint8_t* panel, int64_t k, const uint8_t* act, int6
     const uint8_t* w = panel + first * kPanelColumns * S::kWeightBytes;
     const uint8_t* a = act + first * S::kActBytes;
     int r = 0;
+    if constexpr (S::kRows == 6) {
+      for (; r + 6 <= rows; r += 6)
+        row_tile_float<S, 6>(w, n, a + r * act_stride, act_stride, out + r * out_stride,
+                             out_stride);
+    }
     for (; r + 4 <= rows; r += 4)
       row_tile_float<S, 4>(w, n, a + r * act_stride, act_stride, out + r * out_stride, out_stride);
     a += r * act_stride;

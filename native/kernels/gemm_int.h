@@ -18,19 +18,23 @@
 
 namespace invar::INVAR_ISA {
 
-// Register tiles: kRows rows x kVectors vectors of W columns. A row costs kVectors sums, and one
-// broadcast serves them all.
-//   avx512: 32 registers; 6 x 2 sums + 6 x 2 accumulators + 4 codes.
-//   avx2:   16 registers; 4 x 2 sums leave room for the unpacked codes of a nibble pair (4), the
-//           mask, the broadcast and two products.
+// Register tiles: rows x kTileVectors vectors of W columns. One broadcast of an activation quad
+// serves all vectors, one load of codes all rows. Above kWidenRows rows a format whose unpacking
+// costs ports widens the slab's codes to bytes once, instead of once per row tile.
+//   avx512: 32 registers: 6 x 2 sums, 6 x 2 accumulators, 4 codes. Unpacking a nibble is free there
+//           (its ports are idle), so only five and six bit codes are widened.
+//   avx2:   16 registers: 4 x 2 sums, 4 codes of a nibble pair, mask, broadcast, 2 products; on
+//           widened codes 6 x 2 sums, 2 codes, broadcast, product.
 //   portable: 16 of SSE2, 32 of NEON.
-// Rows above kUnpackRows widen the slab's codes once instead of once per row tile.
 #if defined(INVAR_ISA_AVX512)
-constexpr int kTileRows = 6, kTileVectors = 2;
+constexpr int kPackedRows = 6, kWideRows = 6, kTileVectors = 2, kWidenRows = 15;
+constexpr bool kWidenNibbles = false;
 #elif defined(INVAR_ISA_AVX2)
-constexpr int kTileRows = 4, kTileVectors = 2;
+constexpr int kPackedRows = 4, kWideRows = 6, kTileVectors = 2, kWidenRows = 7;
+constexpr bool kWidenNibbles = true;
 #else
-constexpr int kTileRows = 4, kTileVectors = 1;
+constexpr int kPackedRows = 4, kWideRows = 4, kTileVectors = 1, kWidenRows = 7;
+constexpr bool kWidenNibbles = true;
 #endif
 
 constexpr int kPanelVectors = kPanelColumns / W;
@@ -319,37 +323,30 @@ INVAR_INLINE void row_tile(const Slab& s, int row) {
   for (int v = 0; v < kPanelVectors; v += C) tile<F, widened, R, C>(s, row, v);
 }
 
+// What is left after full tiles: by tiles of at most R rows.
+template <class F, bool widened, int R>
+INVAR_INLINE void last_rows(const Slab& s, int row, int rows) {
+  if (rows - row >= R) {
+    row_tile<F, widened, R>(s, row);
+    row += R;
+  }
+  if constexpr (R > 1) last_rows<F, widened, R - 1>(s, row, rows);
+}
+
 template <class F, bool widened>
 INVAR_INLINE void all_rows(const Slab& s, int rows) {
+  // A K-quant's int32 totals want registers too: twice the tile would spill twice as much.
+  constexpr int R = widened && F::Record::k == 32 ? kWideRows : kPackedRows;
   int row = 0;
-  for (; row + kTileRows <= rows; row += kTileRows) row_tile<F, widened, kTileRows>(s, row);
-  switch (rows - row) {
-    case 1:
-      row_tile<F, widened, 1>(s, row);
-      break;
-    case 2:
-      row_tile<F, widened, 2>(s, row);
-      break;
-    case 3:
-      row_tile<F, widened, 3>(s, row);
-      break;
-#if defined(INVAR_ISA_AVX512)
-    case 4:
-      row_tile<F, widened, 4>(s, row);
-      break;
-    case 5:
-      row_tile<F, widened, 5>(s, row);
-      break;
-#endif
-    default:
-      break;
-  }
+  for (; row + R <= rows; row += R) row_tile<F, widened, R>(s, row);
+  last_rows<F, widened, (R > 4 ? 4 : R - 1)>(s, row, rows);
 }
 
 template <class F>
 static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, const uint8_t* act,
                      int64_t act_stride, int rows, float* out, int64_t out_stride) {
-  constexpr bool kWidens = !std::is_same_v<F, FormatQ8_0>;
+  constexpr bool kHighBits = std::is_same_v<F, FormatQ5_0> || std::is_same_v<F, FormatQ6_K>;
+  constexpr bool kWidens = kHighBits || (kWidenNibbles && !std::is_same_v<F, FormatQ8_0>);
   constexpr int kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
   const ActLayout layout = act_layout(act_format, k);
   const int scale_bytes = kSlabK / F::Record::k * 4;
@@ -371,7 +368,7 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
     s.at = {slab * kSlabK, layout.scale_offset + slab * scale_bytes,
             layout.sum_offset + slab * start_bytes, layout.scaled_sum_offset + slab * sum_bytes};
     if constexpr (kWidens) {
-      if (rows > kTileRows) {
+      if (rows > kWidenRows) {
         widen<F>(s.record + F::Record::codes, s.blocks * (F::Record::k / F::kGroup), widened);
         all_rows<F, true>(s, rows);
         continue;
