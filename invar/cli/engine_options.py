@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import typer
 
 from invar.config import EngineConfig
 
@@ -15,27 +14,31 @@ if TYPE_CHECKING:
     from invar.engine.loader import LoadedModel
 
 
-def make_app() -> typer.Typer:
-    """A typer application without completion scripts and without rich, which costs start-up."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-def engine_config(
-    model: str | None, option_model: str | None, named: list[str] | None, **options: Any
-) -> EngineConfig:
-    """``named``: engine options as name=JSON, under vLLM's names. None leaves the default."""
-    if model is not None and option_model is not None and model != option_model:
-        raise ValueError(f"two models were named: {model} and {option_model}")
+def engine_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
+    """Of the shared options and some of a command's own; None leaves a default as it is."""
+    options |= {
+        "model": chosen_model(args),
+        "num_threads": positive(args.threads),
+        "max_model_len": positive(args.max_model_len),
+        "max_num_batched_tokens": positive(args.max_num_batched_tokens),
+        "gpu_memory_utilization": args.gpu_memory_utilization,
+        "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
+        "tokenizer": args.tokenizer,
+        "chat_template": args.chat_template and template_text(args.chat_template),
+    }
     given = {name: value for name, value in options.items() if value is not None}
-    chosen = model if model is not None else option_model
-    if chosen is not None:
-        given["model"] = chosen
-    for item in named or ():
+    for item in args.engine_option or ():
         name, _, value = item.partition("=")
-        given[name.replace("-", "_")] = json.loads(value) if value else None
-    if "chat_template" in given:
-        given["chat_template"] = template_text(given["chat_template"])
+        given[name.replace("-", "_")] = json.loads(value)
     return EngineConfig.from_args(**given)
+
+
+def chosen_model(args: argparse.Namespace) -> str | None:
+    model, option = args.model, args.option_model
+    if model is not None and option is not None and model != option:
+        raise ValueError(f"two models were named: {option} and {model}")
+    chosen: str | None = option if model is None else model
+    return chosen
 
 
 def template_text(given: str) -> str:

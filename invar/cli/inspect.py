@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from invar.cli.engine_options import make_app
+from invar.cli.engine_options import chosen_model
+from invar.cli.parser import CommandParser
 from invar.cli.tables import size_text, table
 
 if TYPE_CHECKING:
     from invar.weights.gguf import GGUFFile
-
-app = make_app()
 
 KV_BYTES = 2  # an element of K or V in bfloat16
 KV_LENGTHS = (512, 2048, 8192, 32768, 131072)
 LONGEST_VALUE = 100  # characters of a metadata value in the table
 
 
-@app.command()
-def inspect(
-    model: Annotated[str | None, typer.Argument(help="Path or name; smollm2 if absent")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor")] = False,
-    lengths: Annotated[
-        str | None, typer.Option("--lengths", help="KV at these tokens, as 512,4096")
-    ] = None,
-) -> None:
-    """Show a model's metadata, tensors, number formats and memory."""
+def parser() -> CommandParser:
+    parser = CommandParser("inspect", "Shows a model's metadata, tensors, formats and memory.")
+    parser.model()
+    parser.flag("--json", help="for programs")
+    parser.flag("--tensors", help="list every tensor")
+    parser.value("--lengths", metavar="N,N", help="KV memory at these tokens, as 512,4096")
+    return parser
+
+
+def execute(args: argparse.Namespace) -> int:
     from invar.weights import sources
     from invar.weights.gguf import GGUFFile
 
-    with GGUFFile(sources.resolve(model)) as source:
-        report = describe(source, wanted_lengths(lengths))
-    print(json.dumps(report, ensure_ascii=False) if as_json else as_text(report, tensors))
+    lengths = wanted_lengths(args.lengths)
+    with GGUFFile(sources.resolve(chosen_model(args))) as source:
+        report = describe(source, lengths)
+    if args.json:
+        print(json.dumps(report, ensure_ascii=False))
+    else:
+        print(as_text(report, args.tensors))
+    return 0
 
 
 def wanted_lengths(given: str | None) -> Sequence[int] | None:

@@ -96,5 +96,15 @@ def run_server(
     listener.close()
 
 
+def end_on_signal() -> None:
+    """While the model is read there is nothing to finish: SIGTERM and Ctrl-C end it at once."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
 def ignore(number: int, frame: FrameType | None) -> None:
     return None

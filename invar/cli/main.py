@@ -10,17 +10,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import typer
+    from invar.cli.parser import CommandParser
 
-# name → (module with a typer `app`, one line of help)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("invar.cli.run", "Answer a prompt in the terminal, or chat"),
-    "serve": ("invar.cli.serve", "Serve a model over HTTP, OpenAI's API"),
-    "pull": ("invar.cli.pull", "Bring a model into the cache"),
-    "inspect": ("invar.cli.inspect", "Show a model's metadata, tensors and memory"),
-    "bench": ("invar.cli.bench", "Measure the engine"),
+# Name → module with `parser() -> CommandParser` and `execute(args) -> int`, imported when used.
+COMMANDS = {
+    "run": "invar.cli.run",
+    "serve": "invar.cli.serve",
+    "pull": "invar.cli.pull",
+    "inspect": "invar.cli.inspect",
+    "bench": "invar.cli.bench",
 }
-REWRITTEN = ("run", "serve")  # commands that take the peers' spellings
+HELP = {
+    "run": "answer a prompt in the terminal, or chat",
+    "serve": "serve a model over HTTP, with OpenAI's API",
+    "pull": "bring a model into the cache",
+    "inspect": "show a model's metadata, tensors and memory",
+    "bench": "measure the engine",
+}
 
 USAGE_ERROR = 2  # exit code of a command line that cannot be understood
 
@@ -45,20 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(name: str, rest: list[str]) -> int:
-    app: typer.Typer = importlib.import_module(COMMANDS[name][0]).app
-    if name in REWRITTEN:
-        from invar.cli.rewrite import CommandLineError, rewrite
+    from invar.cli.rewrite import CommandLineError
 
-        try:
-            rewritten = rewrite(name, rest, own_options(app))
-        except CommandLineError as error:
-            return fail(str(error), USAGE_ERROR)
-        for notice in rewritten.notices:
-            print(f"invar: {notice}", file=sys.stderr)
-        rest = rewritten.argv
+    command = importlib.import_module(COMMANDS[name])
     try:
-        app(args=rest, prog_name=f"invar {name}")
-    except SystemExit as ending:
+        parser = command.parser()
+        code = command.execute(parser.parse_args(understood(name, rest, parser)))
+    except CommandLineError as error:
+        return fail(str(error), USAGE_ERROR)
+    except SystemExit as ending:  # --help
         return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
     except BrokenPipeError:
         # Whoever read the answer has seen enough; Python must not complain at its own exit.
@@ -68,20 +69,17 @@ def run_command(name: str, rest: list[str]) -> int:
         return 130
     except known_errors() as error:
         return fail(str(error), 1)
-    return 0
+    return int(code)
 
 
-def own_options(app: typer.Typer) -> dict[str, bool]:
-    """Spellings of a command's own options, and whether a value follows."""
-    import typer
+def understood(name: str, rest: list[str], parser: CommandParser) -> list[str]:
+    """What was typed in our own spellings; says what has nothing to do here."""
+    from invar.cli.rewrite import rewrite
 
-    own = {"--help": False}
-    for parameter in typer.main.get_command(app).params:
-        if parameter.param_type_name == "option":
-            takes_value = not getattr(parameter, "is_flag", False)
-            for spelling in (*parameter.opts, *parameter.secondary_opts):
-                own[spelling] = takes_value
-    return own
+    rewritten = rewrite(name, rest, parser.own)
+    for notice in rewritten.notices:
+        print(f"invar: {notice}", file=sys.stderr)
+    return rewritten.argv
 
 
 def known_errors() -> tuple[type[Exception], ...]:
@@ -99,7 +97,7 @@ def fail(message: str, code: int) -> int:
 def overview() -> str:
     lines = ["invar: serves large language models; the answer depends on the request alone", ""]
     lines += ["usage: invar COMMAND [OPTIONS]   (invar COMMAND --help says more)", ""]
-    lines += [f"  {name:<9}{text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<9}{text}" for name, text in HELP.items()]
     lines += ["", '  invar run -p "Hello"     answers with the default model']
     lines += ["  invar serve              serves it on 127.0.0.1:8000"]
     return "\n".join(lines)

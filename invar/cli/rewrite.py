@@ -19,14 +19,22 @@ class CommandLineError(Exception):
     """What was typed cannot be understood; the text says what and what is near."""
 
 
+@dataclass(frozen=True)
+class Own:
+    """One of our options: its first spelling, and whether a value follows."""
+
+    name: str
+    takes_value: bool
+
+
 @dataclass
 class Rewritten:
     argv: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
 
-def rewrite(command: str, typed: Sequence[str], own: Mapping[str, bool]) -> Rewritten:
-    """``own``: our options of this command, and whether each takes a value."""
+def rewrite(command: str, typed: Sequence[str], own: Mapping[str, Own]) -> Rewritten:
+    """``own``: our options of this command, by spelling."""
     rules = rules_of(command)
     result, words = Rewritten(), Words(typed)
     for word in words:
@@ -57,15 +65,15 @@ def split(word: str) -> tuple[str, str | None]:
     return name, value if equals else None
 
 
-def take_own(
-    name: str, value: str | None, takes_value: bool, words: Words, result: Rewritten
-) -> None:
-    if not takes_value:
-        result.argv.append(name if value is None else f"{name}={value}")
-        return
-    # `=` keeps a value that begins with a hyphen from being taken for an option.
-    value = next_value(name, words) if value is None else value
-    result.argv += [f"{name}={value}"] if name.startswith("--") else [name, value]
+def take_own(name: str, value: str | None, own: Own, words: Words, result: Rewritten) -> None:
+    if own.takes_value:
+        # `=` keeps a value that begins with a hyphen from being taken for an option.
+        value = next_value(name, words) if value is None else value
+        result.argv.append(f"{own.name}={value}")
+    elif value is not None:
+        raise CommandLineError(f"{name}: takes no value")
+    else:
+        result.argv.append(own.name)
 
 
 def take_rule(name: str, value: str | None, rule: Rule, words: Words, result: Rewritten) -> None:

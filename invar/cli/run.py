@@ -2,112 +2,77 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import Annotated
 
-import typer
-
-from invar.cli.engine_options import engine_config, load, make_app, positive, say
+from invar.cli.engine_options import engine_config, load, positive
+from invar.cli.parser import CommandParser, add_engine_options
+from invar.cli.rewrite import CommandLineError
 from invar.observe.logs import set_up_logging
 
-app = make_app()
+DESCRIPTION = """\
+Answers a prompt in the terminal, or chats if there is none (/bye or Ctrl-D ends). What is piped in
+is the prompt. Ctrl-C stops the answer. llama.cpp's spellings work too."""
 
 # llama.cpp's defaults of the sampler, which suit small models.
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 0.8, 40, 0.95, 0.05
 
 
-@app.command()
-def run(
-    model: Annotated[str | None, typer.Argument(help="Path or name; smollm2 if absent")] = None,
-    option_model: Annotated[str | None, typer.Option("--model", "-m", help="The same")] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Answer this and end; - reads stdin")
-    ] = None,
-    file: Annotated[str | None, typer.Option("--file", "-f", help="Prompt from a file")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System message (-sys)")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", help="Longest answer; -1 is no limit")
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option("--temperature", help="0 is greedy (--temp)")
-    ] = TEMPERATURE,
-    top_k: Annotated[int, typer.Option("--top-k", help="0 is off")] = TOP_K,
-    top_p: Annotated[float, typer.Option("--top-p", help="1 is off")] = TOP_P,
-    min_p: Annotated[float, typer.Option("--min-p", help="0 is off")] = MIN_P,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty")] = 0.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed, the same text")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to the limit")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the text; no chat template")] = False,
-    threads: Annotated[
-        int | None, typer.Option("--threads", "-t", help="Threads; all cores if absent")
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", "-c", help="Context in tokens")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option("--max-num-batched-tokens", help="Tokens a step")
-    ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option("--max-num-seqs", hidden=True)] = None,
-    gpu_memory_utilization: Annotated[
-        float | None, typer.Option("--gpu-memory-utilization", help="Fraction of free memory")
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", hidden=True)] = None,
-    chat_template: Annotated[
-        str | None, typer.Option("--chat-template", help="A jinja2 file in place of the model's")
-    ] = None,
-    color: Annotated[str, typer.Option("--color", help="auto, on or off")] = "auto",
-    log_level: Annotated[str, typer.Option("--log-level")] = "warning",
-    engine_option: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
-) -> None:
-    """Answer a prompt in the terminal, or chat if there is none (/bye or Ctrl-D ends).
+def parser() -> CommandParser:
+    parser = CommandParser("run", DESCRIPTION)
+    parser.model()
+    parser.value("--prompt", "-p", help="answer this and end; - reads stdin")
+    parser.value("--file", "-f", metavar="FILE", help="the prompt from a file")
+    parser.value("--system", "-sys", help="system message")
+    parser.value("--max-tokens", "-n", type=int, help="longest answer; -1: no limit")
+    parser.value("--temperature", "--temp", type=float, default=TEMPERATURE, help="0: greedy")
+    parser.value("--top-k", type=int, default=TOP_K, help="0: off")
+    parser.value("--top-p", type=float, default=TOP_P, help="1: off")
+    parser.value("--min-p", type=float, default=MIN_P, help="0: off")
+    parser.value("--repetition-penalty", type=float, default=1.0, help="1: off")
+    parser.value("--presence-penalty", type=float, default=0.0, help="0: off")
+    parser.value("--frequency-penalty", type=float, default=0.0, help="0: off")
+    parser.value("--seed", type=int, help="the same seed, the same text")
+    parser.flag("--ignore-eos", help="go on to the limit")
+    parser.flag("--raw", help="go on with the text; no chat template")
+    add_engine_options(parser)
+    parser.value("--color", default="auto", help="auto, on or off")
+    parser.value("--log-level", default="warning", help="debug, info, warning or error")
+    return parser
 
-    Ctrl-C stops the answer. What is piped in is the prompt. llama.cpp's spellings work too.
-    """
+
+def execute(args: argparse.Namespace) -> int:
     from invar.engine.sampling_params import SamplingParams
 
-    set_up_logging(log_level, plain=True)
+    set_up_logging(args.log_level, plain=True)
     params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        max_tokens=positive(max_tokens),
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+        max_tokens=positive(args.max_tokens),
     )
-    config = engine_config(
-        model,
-        option_model,
-        engine_option,
-        num_threads=positive(threads),
-        max_model_len=positive(max_model_len),
-        max_num_batched_tokens=positive(max_num_batched_tokens),
-        # One person talks to one engine: the memory of more rows is not wanted.
-        max_num_seqs=max_num_seqs or 1,
-        gpu_memory_utilization=gpu_memory_utilization,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-    )
-    text = given_prompt(prompt, file)
+    # One person talks to one engine: the memory of more rows is not wanted.
+    config = engine_config(args, max_num_seqs=args.max_num_seqs or 1)
+    text = given_prompt(args.prompt, args.file)
     from invar.cli.conversation import Conversation
     from invar.cli.terminal import Terminal, chat, one_answer
 
-    terminal = Terminal.open(color)
+    terminal = Terminal.open(args.color)
     loaded = load(config)
     try:
-        conversation = Conversation(loaded, params, system=system, raw=raw)
-        if text is None:
-            chat(conversation, terminal)
-        else:
-            code = one_answer(conversation, terminal, text)
-            raise typer.Exit(code)
+        conversation = Conversation(loaded, params, system=args.system, raw=args.raw)
+        if text is not None:
+            return one_answer(conversation, text)
+        chat(conversation, terminal)
+        return 0
     finally:
-        loaded.engine.close()
+        loaded.close()
 
 
 def given_prompt(prompt: str | None, file: str | None) -> str | None:
@@ -121,6 +86,5 @@ def given_prompt(prompt: str | None, file: str | None) -> str | None:
         return None
     text = sys.stdin.read().strip("\n")
     if not text:
-        say("invar: nothing to answer: no -p, and stdin is empty")
-        raise typer.Exit(2)
+        raise CommandLineError("nothing to answer: no -p, and stdin is empty")
     return text

@@ -65,7 +65,7 @@ class StopFlag:
         self.is_set = True
 
 
-def one_answer(conversation: Conversation, terminal: Terminal, text: str) -> int:
+def one_answer(conversation: Conversation, text: str) -> int:
     """Writes one answer to stdout; returns the exit code."""
     stop = StopFlag()
     try:

@@ -1,0 +1,67 @@
+"""The parser of a command: argparse, with errors in one line.
+
+Not typer: since 0.29 it imports pydantic to convert the first option, 0.15 s of main-thread time
+before the first token of `invar run`; and what peers' users type is rewritten by `rewrite.py`
+before anything is parsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from invar.cli.rewrite import CommandLineError, Own
+
+METAVARS: dict[type, str] = {int: "N", float: "F"}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Remembers every spelling of an option, and whether a value follows it."""
+
+    def __init__(self, command: str, description: str) -> None:
+        self.own: dict[str, Own] = {}
+        super().__init__(
+            prog=f"invar {command}",
+            usage=f"invar {command} [MODEL] [OPTIONS]",
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def add_argument(self, *spellings: str, **settings: Any) -> argparse.Action:
+        action = super().add_argument(*spellings, **settings)
+        for spelling in action.option_strings:
+            self.own[spelling] = Own(action.option_strings[0], action.nargs != 0)
+        return action
+
+    def model(self) -> None:
+        """The model, which can be named in two ways."""
+        self.add_argument(
+            "model", nargs="?", metavar="MODEL", help="path or name; smollm2 if absent"
+        )
+        self.add_argument("--model", "-m", dest="option_model", metavar="MODEL", help="the same")
+
+    def value(self, *spellings: str, help: str = "", default: Any = None, **settings: Any) -> None:
+        """An option with a value; its default stands in the help where there is one."""
+        shown = help if default is None or help == argparse.SUPPRESS else f"{help} ({default})"
+        settings.setdefault("metavar", METAVARS.get(settings.get("type", str), "TEXT"))
+        self.add_argument(*spellings, help=shown.strip(), default=default, **settings)
+
+    def flag(self, *spellings: str, help: str) -> None:
+        self.add_argument(*spellings, help=help, action="store_true")
+
+    def error(self, message: str) -> NoReturn:
+        raise CommandLineError(f"{message} (see {self.prog} --help)")
+
+
+def add_engine_options(parser: CommandParser) -> None:
+    """Options of the engine that `run` and `serve` share, under vLLM's names."""
+    parser.value("--max-model-len", "-c", type=int, help="tokens, prompt and answer")
+    parser.value("--max-num-batched-tokens", type=int, help="tokens a step")
+    parser.value("--max-num-seqs", type=int, help="requests that run together")
+    parser.value("--threads", "-t", type=int, help="threads; all cores if absent")
+    parser.value("--gpu-memory-utilization", type=float, help="fraction of free memory")
+    parser.value("--kv-cache-memory-bytes", type=int, help="memory of KV itself")
+    parser.value("--tokenizer", metavar="MODEL", help="another file to take the tokenizer from")
+    parser.value("--chat-template", metavar="FILE", help="jinja2, in place of the model's own")
+    parser.value("--engine-option", action="append", help=argparse.SUPPRESS)

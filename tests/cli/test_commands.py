@@ -1,0 +1,237 @@
+"""The commands themselves: what they print, how they end, what they import."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+from .commands import INVAR, environment, invar, serving
+
+
+def test_help_lists_the_commands() -> None:
+    for words in ([], ["--help"], ["-h"]):
+        result = invar(*words)
+        assert result.returncode == 0
+        for command in ("run", "serve", "pull", "inspect", "bench"):
+            assert f"\n  {command} " in result.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "pull", "inspect"])
+def test_every_command_has_help(command: str) -> None:
+    result = invar(command, "--help")
+    assert result.returncode == 0
+    assert "usage: invar" in result.stdout
+
+
+def test_version() -> None:
+    assert invar("--version").stdout.startswith("invar ")
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["serv"], "nearest: serve"),
+    (["run", "-cbs", "256"], "nearest: -cb"),
+    (["run", "-p", "x", "--seed", "many"], "--seed"),
+    (["run", "-n", "5"], "stdin is empty"),
+])  # fmt: skip
+def test_usage_errors_end_with_2_and_one_line(words: list[str], said: str) -> None:
+    result = invar(*words)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not result.stdout
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["run", "-m", "/nowhere.gguf", "-p", "x"], "there is no such file"),
+    (["serve", "/nowhere.gguf", "--port", "0"], "there is no such file"),
+    (["inspect", "/nowhere.gguf"], "there is no such file"),
+    (["run", "-p", "x", "--temp", "-1"], "temperature"),
+    (["run", "-p", "x", "--chat-template", "/nowhere"], "--chat-template"),
+    (["serve", "a.gguf", "-m", "b.gguf"], "two models"),
+    (["serve", "--port", "99999"], "99999"),
+    (["serve", "--tensor-parallel-size", "2"], "found 1"),
+    (["inspect", "--lengths", "many"], "--lengths"),
+])  # fmt: skip
+def test_other_errors_end_with_1_and_no_traceback(words: list[str], said: str) -> None:
+    result = invar(*words)
+    assert result.returncode == 1, result.stderr
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("words", "absent"), [
+    (["--help"], ["fastapi", "numpy", "argparse", "rich"]),
+    (["run", "-n", "1", "-p", "Hi"], ["fastapi", "starlette", "uvicorn", "pydantic", "rich",
+                                      "prometheus_client", "huggingface_hub", "typer", "asyncio"]),
+])  # fmt: skip
+def test_commands_import_only_what_they_use(words: list[str], absent: list[str]) -> None:
+    code = (
+        "import sys\nfrom invar.cli.main import main\n"
+        f"code = main({words!r})\n"
+        f"print('LOADED', sorted(set({absent!r}) & set(sys.modules)), code)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=True
+    )
+    assert result.stdout.splitlines()[-1] == "LOADED [] 0"
+
+
+def test_run_answers_on_stdout_alone() -> None:
+    result = invar("run", "-n", "12", "-p", "Hello", "--temp", "0")
+    assert result.returncode == 0
+    assert result.stdout.strip()
+    assert not result.stderr
+    assert "\033" not in result.stdout
+    again = invar("run", "-n", "12", "-p", "Hello", "--temp", "0", "-t", "1")
+    assert again.stdout == result.stdout
+
+
+def test_run_with_a_seed_repeats() -> None:
+    words = ["run", "-n", "16", "-p", "Tell me something", "--temp", "1.2", "--seed"]
+    first, second, other = (invar(*words, seed).stdout for seed in ("5", "5", "6"))
+    assert first == second != other
+
+
+def test_a_prompt_can_be_piped() -> None:
+    piped = invar("run", "-n", "8", "--temp", "0", stdin="Hello\n")
+    assert piped.returncode == 0
+    assert piped.stdout == invar("run", "-n", "8", "--temp", "0", "-p", "Hello").stdout
+    assert piped.stdout == invar("run", "-n", "8", "--temp", "0", "-p", "-", stdin="Hello").stdout
+
+
+def test_the_reader_may_leave() -> None:
+    command = f"{' '.join(INVAR)} run -n 200 -p Hello --ignore-eos | head -c 5"
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+        timeout=60,
+    )
+    assert "Traceback" not in result.stderr
+    assert "BrokenPipe" not in result.stderr
+
+
+def test_ctrl_c_stops_one_answer() -> None:
+    process = subprocess.Popen(
+        [*INVAR, "run", "-p", "Count to a million", "--ignore-eos"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+
+
+class Chat:
+    """`invar run` on a terminal of its own."""
+
+    def __init__(self, *words: str) -> None:
+        self.fd, child = pty.openpty()
+        self.process = subprocess.Popen(
+            [*INVAR, "run", *words],
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            env={**environment(), "XDG_STATE_HOME": "/nonexistent/x", "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(child)
+        self.seen = ""
+
+    def until(self, text: str, within_s: float = 60) -> str:
+        """Reads until ``text`` stands in what is new; returns that."""
+        new, end = "", time.monotonic() + within_s
+        while text not in new:
+            assert time.monotonic() < end, new
+            try:
+                new += os.read(self.fd, 4096).decode("utf-8", "replace")
+            except OSError as error:  # the other side has gone
+                raise AssertionError(new) from error
+        return new
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+
+def test_chat_in_a_terminal() -> None:
+    chat = Chat("-n", "400", "--ignore-eos", "--temp", "0")
+    assert "/bye" in chat.until(">>> ")
+    chat.type("Hello\n")
+    chat.until("\n")
+    time.sleep(1)
+    chat.process.send_signal(signal.SIGINT)  # stops the answer, not the program
+    chat.until(">>> ")
+    chat.type("/clear\n")
+    chat.until(">>> ")
+    chat.type("/bye\n")
+    assert chat.process.wait(30) == 0
+
+
+def test_ctrl_d_ends_the_chat() -> None:
+    chat = Chat("-n", "5")
+    chat.until(">>> ")
+    chat.type("\x04")
+    assert chat.process.wait(30) == 0
+
+
+def test_inspect_as_text_and_json() -> None:
+    text = invar("inspect")
+    assert text.returncode == 0
+    assert "Q4_1" in text.stdout
+    assert "KV per token" in text.stdout
+    report = json.loads(invar("inspect", "--json", "--lengths", "100").stdout)
+    assert report["architecture"] == "llama"
+    assert report["context_length"] == 8192
+    # 2 x 30 layers x 3 KV heads x 64 x 2 bytes
+    assert report["memory"]["kv_bytes_per_token"] == 23040
+    assert report["memory"]["kv_bytes_per_request"] == {"100": 2304000}
+    assert sum(t["bytes"] for t in report["tensors"]) == report["memory"]["weights_bytes"]
+
+
+def test_pull_prints_a_path() -> None:
+    result = invar("pull", "smollm2")
+    assert result.returncode == 0, result.stderr
+    assert os.path.isfile(result.stdout.strip())
+
+
+def test_serve_says_where_and_how_and_ends_cleanly() -> None:
+    with serving("--max-model-len", "512", "--served-model-name", "tiny") as server:
+        assert "KV cache" in server.started
+        assert "tiny" in server.started
+        # The printed curl works.
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.json()["model"] == "tiny"
+        port = server.url.rpartition(":")[2]
+        taken = invar("serve", "--port", port)
+        assert taken.returncode == 1
+        assert "in use" in taken.stderr
+        assert server.end(signal.SIGTERM) == 0
+
+
+def test_serve_ends_on_ctrl_c_with_a_stream_open() -> None:
+    with serving("--max-model-len", "2048", "--shutdown-timeout", "1") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        body = json.dumps({"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": True})
+        with socket.create_connection((host, int(port))) as client:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+            began = time.monotonic()
+            assert server.end(signal.SIGINT) == 0
+            assert time.monotonic() - began < 10
