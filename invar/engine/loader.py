@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from invar._native import MAX_TOP_LOGPROBS
 from invar.backends.cpu.memory import kv_bytes, plan_memory
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import RunnerInfo
@@ -60,6 +61,11 @@ def load_engine(config: EngineConfig) -> LoadedModel:
     """
     path = resolve(config.model)
     refuse_other_quantization(config, path)
+    if config.max_logprobs > MAX_TOP_LOGPROBS:
+        raise ValueError(
+            f"max_logprobs: {config.max_logprobs} is more than the {MAX_TOP_LOGPROBS} that the "
+            f"CPU backend reports"
+        )
     with GGUFFile(path) as source:
         tokenizer = load_tokenizer(config, source)
         graph = registry.build(source)

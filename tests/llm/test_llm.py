@@ -1,0 +1,234 @@
+"""The offline API over a scripted model: what goes in, what comes out, in which order."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from engine.scripted_runner import HashRunner
+from golden.tiny_tokenizer import EOS
+
+from invar.llm import LLM, SamplingParams
+
+from .scripted import TOKENIZER, scripted_llm
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> LLM:
+    return scripted_llm(monkeypatch)
+
+
+def texts(outputs: list[Any]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+def test_results_are_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [f"{'x' * (i * 7 % 40)}{i}" for i in range(100)]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.prompt for output in outputs] == prompts
+    assert all(output.finished for output in outputs)
+    assert texts(outputs) == [texts(llm.generate(prompt, GREEDY))[0] for prompt in prompts]
+
+
+def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
+    ids = TOKENIZER.encode("hello").tolist()
+    forms: list[Any] = ["hello", {"prompt": "hello"}, {"prompt_token_ids": ids}, ids, tuple(ids)]
+    answers = [texts(llm.generate(form, GREEDY)) for form in forms]
+    assert len({tuple(answer) for answer in answers}) == 1
+    together = llm.generate(forms, GREEDY)
+    assert texts(together) == [answers[0][0]] * 5
+    assert together[0].prompt_token_ids == ids
+    assert together[2].prompt is None
+
+
+def test_b31_an_empty_prompt_is_refused_and_nothing_has_run(llm: LLM) -> None:
+    bad: list[Any] = ["", [""], [[]], ["good", ""], [{"prompt_token_ids": []}], [None], [5.0]]
+    for prompts in bad:
+        with pytest.raises(ValueError, match=r"prompts\[\d\]"):
+            llm.generate(prompts, GREEDY)
+        assert not llm.model.engine.has_unfinished
+    assert llm.generate([], GREEDY) == []
+    assert len(llm.generate(["good"], GREEDY)[0].outputs[0].token_ids) == 5
+
+
+def test_b33_a_prompt_over_the_window_names_both_numbers(llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"prompts\[1\]: .* 256 tokens. However.* 300 tokens"):
+        llm.generate(["a", [1] * 300], GREEDY)
+
+
+def test_b25_every_choice_comes_once(llm: LLM) -> None:
+    outputs = llm.generate(["a", "b", "c"], SamplingParams(n=3, seed=5, max_tokens=6))
+    for output in outputs:
+        assert [choice.index for choice in output.outputs] == [0, 1, 2]
+        assert [choice.finish_reason for choice in output.outputs] == ["length"] * 3
+        assert len({choice.text for choice in output.outputs}) == 3
+    assert outputs[0].outputs[0].text != outputs[1].outputs[0].text
+
+
+def test_b26_choices_repeat_call_to_call(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=5, temperature=1.2, max_tokens=20)
+    first, second = (llm.generate("a", params)[0] for _ in range(2))
+    assert [c.text for c in first.outputs] == [c.text for c in second.outputs]
+    assert len({c.text for c in first.outputs}) == 4
+
+
+def test_b19_without_a_seed_answers_differ(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=20)
+    assert len(set(texts(llm.generate(["a"] * 4, params)))) == 4
+
+
+def test_parameters_for_each_prompt(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 2, 3)]
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
+    with pytest.raises(ValueError, match="sampling_params: 3 given for 2 prompts"):
+        llm.generate(["a", "b"], params)
+
+
+def test_a_stop_string_ends_text_tokens_and_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = scripted_llm(monkeypatch, {"p": "one two END three four"})
+    params = SamplingParams(temperature=0, max_tokens=20, stop=["END"], logprobs=0)
+    [choice] = llm.generate("p", params)[0].outputs
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("one two ", "stop", "END")
+    assert len(choice.token_ids) == len("one two END")
+    assert choice.logprobs is not None
+    assert len(choice.logprobs) == len(choice.token_ids)
+    params.include_stop_str_in_output = True
+    assert texts(llm.generate("p", params)) == ["one two END"]
+    params.min_tokens = 12
+    assert llm.generate("p", params)[0].outputs[0].finish_reason == "length"
+
+
+def test_stop_tokens_end_the_text_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = scripted_llm(monkeypatch, {"e": [*b"abc", EOS, *b"def"], "n": [*b"abcdefghij"]})
+    [ended] = llm.generate("e", SamplingParams(temperature=0))[0].outputs
+    assert (ended.text, ended.finish_reason, ended.stop_reason) == ("abc", "stop", None)
+    assert ended.token_ids == [*b"abc", EOS]
+    ignoring = SamplingParams(temperature=0, ignore_eos=True, max_tokens=7)
+    assert texts(llm.generate("e", ignoring)) == ["abcdef"]
+    named = SamplingParams(temperature=0, stop_token_ids=[ord("d")])
+    [stopped] = llm.generate("n", named)[0].outputs
+    assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == ("abc", "stop", ord("d"))
+
+
+def test_logprobs_have_vllms_shape(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    output = llm.generate("hello", params)[0]
+    [choice] = output.outputs
+    assert choice.logprobs is not None
+    for token_id, position in zip(choice.token_ids, choice.logprobs, strict=True):
+        assert next(iter(position)) == token_id
+        assert 2 <= len(position) <= 3
+        assert position[token_id].decoded_token == TOKENIZER.token_text(token_id)
+    chosen = [p[t].logprob for t, p in zip(choice.token_ids, choice.logprobs, strict=True)]
+    assert choice.cumulative_logprob == pytest.approx(sum(chosen))
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    for token_id, scores in zip(
+        output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
+    ):
+        assert scores is not None
+        assert token_id in scores
+    plain = llm.generate("hello", GREEDY)[0]
+    assert plain.prompt_logprobs is None
+    assert plain.outputs[0].logprobs is None
+    assert plain.outputs[0].cumulative_logprob is None
+
+
+def test_without_detokenizing_there_are_only_tokens(llm: LLM) -> None:
+    [choice] = llm.generate("a", SamplingParams(max_tokens=5, detokenize=False))[0].outputs
+    assert (choice.text, len(choice.token_ids)) == ("", 5)
+
+
+def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
+    first = [{"role": "user", "content": "hi"}]
+    second = [{"role": "user", "content": "ho"}, {"role": "assistant", "content": "so"}]
+    [one] = llm.chat(first, GREEDY)
+    both = llm.chat([first, second], GREEDY)
+    assert one.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert one.outputs[0].text == both[0].outputs[0].text
+    assert len(both) == 2
+    [open_ended] = llm.chat(second, GREEDY, continue_final_message=True)
+    assert open_ended.prompt is not None
+    assert open_ended.prompt.endswith("so")
+
+
+def test_chat_without_a_template_says_what_to_do(llm: LLM) -> None:
+    llm.model.chat_template = None
+    with pytest.raises(ValueError, match=r"no chat template; give one"):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_request_that_fails_fails_alone(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    runner = llm.model.engine.runner
+    assert isinstance(runner, HashRunner)
+    runner.not_finite = lambda token: token == ord("~")
+    good, bad = llm.generate(["good", "bad~"], GREEDY)
+    assert good.outputs[0].finish_reason == "length"
+    assert bad.outputs[0].finish_reason == "error"
+    assert bad.outputs[0].error is not None
+    assert "NaN" in bad.outputs[0].error
+    assert "request 1 failed" in caplog.text
+
+
+def test_an_interruption_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = texts(llm.generate("after", GREEDY))
+    step, engine = llm.model.engine.step, llm.model.engine
+    steps = iter(range(3))
+
+    def interrupted() -> Any:
+        if next(steps) == 2:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=50))
+    monkeypatch.setattr(engine, "step", step)
+    assert not engine.has_unfinished
+    assert texts(llm.generate("after", GREEDY)) == expected
+
+
+def test_times_are_in_order(llm: LLM) -> None:
+    metrics = llm.generate("a", GREEDY)[0].metrics
+    times = [
+        metrics.arrival_time,
+        metrics.first_scheduled_time,
+        metrics.first_token_time,
+        metrics.finished_time,
+    ]
+    assert None not in times
+    assert times == sorted(times)  # type: ignore[type-var]
+
+
+def test_closing_twice_does_nothing(llm: LLM) -> None:
+    runner = llm.model.engine.runner
+    assert isinstance(runner, HashRunner)
+    with llm:
+        pass
+    llm.close()
+    assert runner.closed
+
+
+def loaded_modules(code: str) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(run.stdout.split())
+
+
+def test_imports_are_cheap() -> None:
+    assert not {"numpy", "invar.llm"} & loaded_modules("import invar")
+    assert not {"numpy", "tokenizers"} & loaded_modules("from invar import SamplingParams")
+    heavy = {"fastapi", "uvicorn", "huggingface_hub", "rich", "zmq", "typer", "prometheus_client"}
+    assert not heavy & loaded_modules("from invar import LLM, SamplingParams")
+    with pytest.raises(ImportError):
+        from invar import Nothing  # type: ignore[attr-defined]  # noqa: F401
