@@ -28,18 +28,22 @@ void quantize_columns(const LinearKernels& linear, const Activations& out, int64
     return;
   }
   linear.quantize(out.format, x, count, scratch);
-  const ActLayout part = act_layout(out.format, count);
-  const ActLayout& whole = out.layout;
-  const int64_t block = act_block(out.format);
-  const int64_t blocks = count / block, skipped = first / block;
+  // Columns per element of each part behind the codes, and its bytes (layout.cpp act_layout).
+  struct Part {
+    int64_t ActLayout::*offset;
+    int64_t columns, bytes;
+  };
+  static constexpr Part kParts32[] = {{&ActLayout::scale_offset, 32, 4},
+                                      {&ActLayout::sum_offset, 32, 4},
+                                      {&ActLayout::scaled_sum_offset, 32, 4}};
+  static constexpr Part kParts256[] = {{&ActLayout::scale_offset, 256, 4},
+                                       {&ActLayout::sum_offset, 16, 4},
+                                       {&ActLayout::scaled_sum_offset, 32, 2}};
+  const ActLayout from = act_layout(out.format, count);
   std::memcpy(row + first, scratch, count);
-  std::memcpy(row + whole.scale_offset + skipped * 4, scratch + part.scale_offset, blocks * 4);
-  if (out.format == ActFormat::q8_32) {
-    std::memcpy(row + whole.sum_offset + skipped * 4, scratch + part.sum_offset, blocks * 4);
-    std::memcpy(row + whole.scaled_sum_offset + skipped * 4, scratch + part.scaled_sum_offset,
-                blocks * 4);
-  } else {
-    std::memcpy(row + whole.sum_offset + first / 16 * 2, scratch + part.sum_offset, count / 16 * 2);
+  for (const Part& part : out.format == ActFormat::q8_32 ? kParts32 : kParts256) {
+    std::memcpy(row + out.layout.*part.offset + first / part.columns * part.bytes,
+                scratch + from.*part.offset, count / part.columns * part.bytes);
   }
 }
 

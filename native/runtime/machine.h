@@ -6,7 +6,7 @@
 namespace invar {
 
 // Integer dot products per second of `threads` threads, in 10^9 operations (a multiply and an add
-// are two): vpdpbusd on AVX-512, vpmaddubsw + vpmaddwd + vpaddd on AVX2, 0 elsewhere.
+// are two): vpdpbusd on AVX-512, vpmaddubsw + vpaddw on AVX2, 0 elsewhere.
 double int8_peak_gops(int threads, double seconds);
 
 // 10^9 bytes per second that `threads` threads read from `bytes` of huge-page memory, each its own
