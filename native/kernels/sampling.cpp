@@ -87,8 +87,8 @@ static void apply_mask(const uint32_t* mask, int64_t vocab, float* x) {
 
 // log of the sum of e^(x - max), from integer weights at temperature 1. The one call of libm.
 static double log_sum(const Logits& logits, SampleWork& work) {
-  const Pool all{logits, nullptr, logits.n, {logits.max, 1.0f}, 0};
-  return __builtin_log(double(sum_pool(all, work.sums)) * 0x1p-40);
+  const Pool all{logits, nullptr, logits.n, {logits.max, 1.0f}};
+  return __builtin_log(double(sum_pool(all, work)) * 0x1p-40);
 }
 
 static float log_probability(float logit, float max, double log_sum) {
@@ -131,6 +131,7 @@ static void sample_row(const float* x, int64_t vocab, const SampleRow& row, Samp
   result.logprob = -kInfinity;
   if (!result.finite) return;
   const Logits raw{x, vocab, work.raw_maxima, extent.max};
+  const double sum = log_sum(raw, work);
   if (row.score) {
     result.token = row.score_token;
   } else {
@@ -138,7 +139,6 @@ static void sample_row(const float* x, int64_t vocab, const SampleRow& row, Samp
     if (!result.finite) return;
     result.token = draw(adjusted, row, work);
   }
-  const double sum = log_sum(raw, work);
   result.logprob = log_probability(x[result.token], extent.max, sum);
   result.rank = rank_of(raw, result.token);
   if (row.top_logprobs > 0) report_top(raw, row.top_logprobs, sum, work, result);

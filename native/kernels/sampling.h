@@ -87,6 +87,8 @@ struct Scale {
 };
 // e^scaled of n logits.
 void exponentials(const float* x, int64_t n, Scale scale, float* out);
+// Weights of n exponentials.
+void weights_of(const float* exponentials, int64_t n, uint64_t* out);
 // Sum of the weights of n exponentials that are at least `least`.
 uint64_t sum_weights(const float* exponentials, int64_t n, uint64_t least);
 
@@ -101,11 +103,13 @@ INVAR_INLINE uint64_t weight_of(float e) {
 
 // Bins of (max - x) / temperature for a truncation that keeps thousands of ids: all but the last
 // cover the 29 units in which weights can be above zero (2^-41 = e^-28.4), so the bin in which the
-// cut falls holds one id in a few hundred even of a flat distribution.
-constexpr int kBins = 4096;
+// cut falls holds one id in a few hundred even of a flat distribution, and the totals fit L1.
+constexpr int kBins = 1024;
 constexpr float kBinsPerUnit = float(kBins - 1) / 29.0f;
 // Bin of each of n logits, non-decreasing by rank.
 void bin_logits(const float* x, int64_t n, Scale scale, int32_t* out);
+// The ids in one bin, ascending; returns how many.
+int64_t collect_bin(const Logits& logits, Scale scale, int32_t bin, Candidate* out);
 
 // ---------------------------------------------------------------- workspace
 
@@ -123,6 +127,9 @@ struct SampleWork {
   Candidate* spare;         // [vocab]
   int64_t bytes;
   int64_t stripes, vocab;
+  const float* summed = nullptr;  // the logits of which `sums` holds all ids, if any,
+  float summed_temperature = 0;   // at this temperature,
+  uint64_t summed_total = 0;      // and their total
   bool used_adjusted = false;
   int64_t used_candidates = 0;
 
@@ -142,13 +149,14 @@ struct SampleWork {
 
 // ---------------------------------------------------------------- weights of ids
 
-// Ids with their logits, in stripes of kStripeIds: the whole vocabulary, or a list of candidates.
+// Ids with their weights, in stripes of kStripeIds: the whole vocabulary, or a list of candidates.
 struct Pool {
   const Logits& logits;
   const Candidate* list;  // null: all ids
   int64_t n;
   Scale scale;
-  uint64_t least;  // weights below it count as nothing (min_p)
+  uint64_t least = 0;               // weights below it count as nothing (min_p)
+  const Boundary* limit = nullptr;  // of all ids, those beyond it count as nothing
 
   int64_t stripe(int64_t s, float* e) const;  // e^scaled of stripe s, [kStripeIds]; how many
   int32_t id(int64_t i) const { return list != nullptr ? list[i].id : int32_t(i); }
@@ -158,7 +166,9 @@ struct Pool {
   }
 };
 
-uint64_t sum_pool(const Pool& pool, uint64_t* sums);  // sums: [stripes of the pool]
+// The total of a pool; its stripes' sums are in work.sums. All ids at one temperature are summed
+// once: the report and the draw often want the same.
+uint64_t sum_pool(const Pool& pool, SampleWork& work);
 
 // Candidates by rank: at least the first k, and all that equal the last of them.
 struct Ranked {

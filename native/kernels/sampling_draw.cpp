@@ -4,14 +4,20 @@ namespace invar::INVAR_ISA {
 
 // ---------------------------------------------------------------- weights of ids
 
-uint64_t sum_pool(const Pool& pool, uint64_t* sums) {
+uint64_t sum_pool(const Pool& pool, SampleWork& work) {
+  const bool whole = pool.list == nullptr && pool.least == 0 && pool.limit == nullptr;
+  if (whole && work.summed == pool.logits.x && work.summed_temperature == pool.scale.temperature)
+    return work.summed_total;
   alignas(64) float e[kStripeIds];
   uint64_t total = 0;
   for (int64_t s = 0; s < stripes_of(pool.n); s++) {
     const int64_t count = pool.stripe(s, e);
-    sums[s] = sum_weights(e, count, pool.least);
-    total += sums[s];
+    work.sums[s] = sum_weights(e, count, pool.least);
+    total += work.sums[s];
   }
+  work.summed = whole ? pool.logits.x : nullptr;
+  work.summed_temperature = pool.scale.temperature;
+  work.summed_total = total;
   return total;
 }
 
@@ -83,77 +89,84 @@ static Boundary boundary_at(const Candidate& candidate) {
 
 enum class Measure { ids, weights };
 
+template <Measure measure>
+static void fill_bins(const Logits& logits, Scale scale, uint64_t* totals) {
+  alignas(64) float e[kStripeIds];
+  alignas(64) uint64_t weights[kStripeIds];
+  alignas(64) int32_t bins[kStripeIds];
+  const Pool all{logits, nullptr, logits.n, scale};
+  for (int64_t s = 0; s < stripes_of(logits.n); s++) {
+    const int64_t start = s * kStripeIds;
+    const int64_t count = logits.n - start < kStripeIds ? logits.n - start : kStripeIds;
+    bin_logits(logits.x + start, count, scale, bins);
+    if constexpr (measure == Measure::weights) {
+      all.stripe(s, e);
+      weights_of(e, count, weights);
+    }
+    for (int64_t i = 0; i < count; i++)
+      totals[bins[i]] += measure == Measure::weights ? weights[i] : 1;
+  }
+}
+
 // The id, by rank, with which the measure reaches `threshold`: a histogram finds the bin, and only
 // that bin is ranked. In the last bin nothing has weight, so there the cut makes no difference.
 template <Measure measure>
 static Boundary find_crossing(const Logits& logits, Scale scale, uint64_t threshold,
                               SampleWork& work) {
-  alignas(64) float e[kStripeIds];
-  alignas(64) int32_t bins[kStripeIds];
-  const Pool all{logits, nullptr, logits.n, scale, 0};
-  for (int64_t s = 0; s < stripes_of(logits.n); s++) {
-    const int64_t count = all.stripe(s, e);
-    bin_logits(logits.x + s * kStripeIds, count, scale, bins);
-    for (int64_t i = 0; i < count; i++)
-      work.bins[bins[i]] += measure == Measure::weights ? weight_of(e[i]) : 1;
-  }
+  fill_bins<measure>(logits, scale, work.bins);
   int bin = 0;
   for (; bin < kBins - 1 && work.bins[bin] < threshold; bin++) threshold -= work.bins[bin];
   memset(work.bins, 0, kBins * sizeof(uint64_t));
   if (bin == kBins - 1) return {-kInfinity, kLastId};
 
-  int64_t n = 0;
-  for (int64_t s = 0; s < stripes_of(logits.n); s++) {
-    const int64_t start = s * kStripeIds;
-    const int64_t count = logits.n - start < kStripeIds ? logits.n - start : kStripeIds;
-    bin_logits(logits.x + start, count, scale, bins);
-    for (int64_t i = 0; i < count; i++)
-      if (bins[i] == bin) work.candidates[n++] = {key_of(logits.x[start + i]), int32_t(start + i)};
-  }
+  const int64_t n = collect_bin(logits, scale, bin, work.candidates);
   work.use(n);
   const Candidate* ranked = sort_by_rank(work.candidates, work.spare, n);
   if (measure == Measure::ids) return boundary_at(ranked[threshold - 1]);
-  return boundary_at(ranked[prefix_reaching({logits, ranked, n, scale, 0}, threshold) - 1]);
+  return boundary_at(ranked[prefix_reaching({logits, ranked, n, scale}, threshold) - 1]);
 }
 
 // How many candidates to rank before a top_p without top_k is settled. A peaked distribution, the
 // common case, is covered by far fewer; ranking 256 costs less than one pass over the logits.
 constexpr int64_t kFirstRanked = 256;
 
+// The last id, by rank, that is kept, and whether so few are that they are better listed than
+// found again among all.
+struct Cut {
+  Boundary last;
+  bool few;
+};
+
 // The cut of top_p where `kept` has passed top_k: its total sets the threshold.
-static Boundary cut_by_p(const Pool& kept, float top_p, SampleWork& work) {
+static Cut cut_by_p(const Pool& kept, float top_p, SampleWork& work) {
   const Logits& logits = kept.logits;
-  const uint64_t threshold = top_p_threshold(top_p, sum_pool(kept, work.sums));
+  const uint64_t threshold = top_p_threshold(top_p, sum_pool(kept, work));
   const int64_t maxima = maxima_of(logits);
   const Ranked ranked = rank_first(logits, kFirstRanked < maxima ? kFirstRanked : maxima, work);
-  const int64_t n = prefix_reaching({logits, ranked.list, ranked.n, kept.scale, 0}, threshold);
-  if (n <= ranked.n) return boundary_at(ranked.list[n - 1]);
-  return find_crossing<Measure::weights>(logits, kept.scale, threshold, work);
+  const int64_t n = prefix_reaching({logits, ranked.list, ranked.n, kept.scale}, threshold);
+  if (n <= ranked.n) return {boundary_at(ranked.list[n - 1]), true};
+  return {find_crossing<Measure::weights>(logits, kept.scale, threshold, work), false};
 }
 
 static bool cuts_by_k(const SampleRow& row, int64_t vocab) {
   return row.top_k > 0 && row.top_k < vocab;
 }
 
-// The last id, by rank, that top_k keeps, and after it top_p.
-static Boundary truncate(const Logits& logits, const SampleRow& row, Scale scale,
-                         SampleWork& work) {
+// top_k, and after it top_p.
+static Cut truncate(const Logits& logits, const SampleRow& row, Scale scale, SampleWork& work) {
   const bool by_p = row.top_p < 1.0f;
-  Pool kept{logits, nullptr, logits.n, scale, 0};
+  Pool kept{logits, nullptr, logits.n, scale};
   if (!cuts_by_k(row, logits.n)) return cut_by_p(kept, row.top_p, work);
   if (row.top_k > maxima_of(logits)) {
     const Boundary last = find_crossing<Measure::ids>(logits, scale, row.top_k, work);
-    if (!by_p) return last;
-    kept.n = collect(logits, last, work.candidates);
-    kept.list = work.candidates;
-    work.use(kept.n);
+    if (!by_p) return {last, false};
+    kept.limit = &last;
     return cut_by_p(kept, row.top_p, work);
   }
   kept.list = rank_first(logits, row.top_k, work).list;
   kept.n = row.top_k;
-  if (by_p)
-    kept.n = prefix_reaching(kept, top_p_threshold(row.top_p, sum_pool(kept, work.sums)));
-  return boundary_at(kept.list[kept.n - 1]);
+  if (by_p) kept.n = prefix_reaching(kept, top_p_threshold(row.top_p, sum_pool(kept, work)));
+  return {boundary_at(kept.list[kept.n - 1]), true};
 }
 
 // ---------------------------------------------------------------- draw
@@ -163,12 +176,18 @@ int32_t draw(const Logits& logits, const SampleRow& row, SampleWork& work) {
   if (row.temperature < 0x1p-126f) return first_maximum(logits);
   const Scale scale{logits.max, row.temperature};
   Pool pool{logits, nullptr, logits.n, scale, min_p_threshold(row.min_p)};
+  Cut cut;
   if (cuts_by_k(row, logits.n) || row.top_p < 1.0f) {
-    pool.n = collect(logits, truncate(logits, row, scale, work), work.candidates);
-    pool.list = work.candidates;
-    work.use(pool.n);
+    cut = truncate(logits, row, scale, work);
+    if (cut.few) {
+      pool.n = collect(logits, cut.last, work.candidates);
+      pool.list = work.candidates;
+      work.use(pool.n);
+    } else {
+      pool.limit = &cut.last;
+    }
   }
-  const uint64_t total = sum_pool(pool, work.sums);
+  const uint64_t total = sum_pool(pool, work);
   return pick(pool, work.sums, below(philox(row.seed, row.position, row.choice), total));
 }
 

@@ -158,6 +158,10 @@ void exponentials(const float* x, int64_t n, Scale scale, float* out) {
     store_n(out + i, rest, scaled_exponential(load_n(x + i, rest), max, temperature, divide));
 }
 
+void weights_of(const float* exponentials, int64_t n, uint64_t* out) {
+  for (int64_t i = 0; i < n; i++) out[i] = weight_of(exponentials[i]);
+}
+
 uint64_t sum_weights(const float* exponentials, int64_t n, uint64_t least) {
   uint64_t sum = 0;
   if (least == 0) {
@@ -171,11 +175,27 @@ uint64_t sum_weights(const float* exponentials, int64_t n, uint64_t least) {
   return sum;
 }
 
+// Zero for the exponentials of ids that the boundary does not keep.
+static void drop_beyond(const Boundary& limit, const float* x, int64_t first_id, int64_t n,
+                        float* e) {
+  const VF logit = set1(limit.logit);
+  const VI last = set1_i(limit.id);
+  for (int64_t i = 0; i < n; i += W) {
+    const int lanes = n - i < W ? int(n - i) : W;
+    const VF v = load_n(x + i, lanes);
+    const VI id = iota() + set1_i(int32_t(first_id + i));
+    const VM up_to_last = mask_or(less(id, last), equal(id, last));
+    const VM kept = mask_or(less(logit, v), mask_and(equal(logit, v), up_to_last));
+    store(e + i, select(kept, load(e + i), zero()));  // e has room for whole stripes
+  }
+}
+
 int64_t Pool::stripe(int64_t s, float* e) const {
   const int64_t start = s * kStripeIds;
   const int64_t count = n - start < kStripeIds ? n - start : kStripeIds;
   if (list == nullptr) {
     exponentials(logits.x + start, count, scale, e);
+    if (limit != nullptr) drop_beyond(*limit, logits.x + start, start, count, e);
     return count;
   }
   for (int64_t i = 0; i < count; i++) e[i] = from_key(list[start + i].key);
@@ -194,6 +214,21 @@ void bin_logits(const float* x, int64_t n, Scale scale, int32_t* out) {
   for (; i + W <= n; i += W) store_i(out + i, bin_of(load(x + i), max, temperature));
   if (const int rest = int(n - i); rest > 0)
     store_i_n(out + i, rest, bin_of(load_n(x + i, rest), max, temperature));
+}
+
+int64_t collect_bin(const Logits& logits, Scale scale, int32_t bin, Candidate* out) {
+  const VF max = set1(scale.max), temperature = set1(scale.temperature);
+  const VI wanted = set1_i(bin);
+  int64_t count = 0;
+  for (int64_t s = 0; s < stripes_of(logits.n); s++)
+    each_in_stripe(
+        logits, s * kStripeIds,
+        [=](VF v) { return equal(bin_of(v, max, temperature), wanted); },
+        [&](int32_t id) {
+          out[count++] = {key_of(logits.x[id]), id};
+          return true;
+        });
+  return count;
 }
 
 }  // namespace invar::INVAR_ISA
