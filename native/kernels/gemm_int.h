@@ -30,7 +30,7 @@ namespace invar::INVAR_ISA {
 constexpr int kPackedRows = 6, kWideRows = 6, kTileVectors = 2, kWidenRows = 15;
 constexpr bool kWidenNibbles = false;
 #elif defined(INVAR_ISA_AVX2)
-constexpr int kPackedRows = 4, kWideRows = 6, kTileVectors = 2, kWidenRows = 7;
+constexpr int kPackedRows = 4, kWideRows = 6, kTileVectors = 2, kWidenRows = 5;
 constexpr bool kWidenNibbles = true;
 #else
 constexpr int kPackedRows = 4, kWideRows = 4, kTileVectors = 1, kWidenRows = 7;

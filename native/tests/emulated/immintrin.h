@@ -100,15 +100,14 @@ static inline float from_bf16(uint16_t h) {
   }
 #define INVAR_PS(name, value, ...) INVAR_LANES(__m512, ps, name, value, __VA_ARGS__)
 #define INVAR_EPI32(name, value, ...) INVAR_LANES(__m512i, epi32, name, value, __VA_ARGS__)
-#define INVAR_EPI16(name, value, ...) \
-  INVAR_LANES(__m512i, epi16, name, value, __VA_ARGS__)
-#define INVAR_EPI8(name, value, ...) \
-  INVAR_LANES(__m512i, epi8, name, value, __VA_ARGS__)
+#define INVAR_EPI16(name, value, ...) INVAR_LANES(__m512i, epi16, name, value, __VA_ARGS__)
+#define INVAR_EPI8(name, value, ...) INVAR_LANES(__m512i, epi8, name, value, __VA_ARGS__)
 
 INVAR_PS(_mm512_setzero_ps, (void(i), 0.0f), )
 INVAR_PS(_mm512_set1_ps, (void(i), x), float x)
-INVAR_PS(_mm512_loadu_ps, get<float>(*(const char(*)[64])p, i), const void* p)
-INVAR_PS(_mm512_maskz_loadu_ps, (m >> i & 1 ? ((const float*)p)[i] : 0.0f), __mmask16 m, const void* p)
+INVAR_PS(_mm512_loadu_ps, get<float>(*(const char (*)[64])p, i), const void* p)
+INVAR_PS(_mm512_maskz_loadu_ps, (m >> i & 1 ? ((const float*)p)[i] : 0.0f), __mmask16 m,
+         const void* p)
 INVAR_PS(_mm512_add_ps, a.f[i] + b.f[i], __m512 a, __m512 b)
 INVAR_PS(_mm512_sub_ps, a.f[i] - b.f[i], __m512 a, __m512 b)
 INVAR_PS(_mm512_mul_ps, a.f[i] * b.f[i], __m512 a, __m512 b)
@@ -126,7 +125,7 @@ INVAR_PS(_mm512_cvtph_ps, half(get<uint16_t>(a, i)), __m256i a)
 
 INVAR_EPI32(_mm512_setzero_si512, (void(i), 0), )
 INVAR_EPI32(_mm512_set1_epi32, (void(i), x), int32_t x)
-INVAR_EPI32(_mm512_loadu_si512, get<int32_t>(*(const char(*)[64])p, i), const void* p)
+INVAR_EPI32(_mm512_loadu_si512, get<int32_t>(*(const char (*)[64])p, i), const void* p)
 INVAR_EPI32(_mm512_maskz_loadu_epi32, (m >> i & 1 ? ((const int32_t*)p)[i] : 0), __mmask16 m,
             const void* p)
 INVAR_EPI32(_mm512_add_epi32, (int32_t)(u32(a, i) + u32(b, i)), __m512i a, __m512i b)
@@ -153,8 +152,8 @@ INVAR_EPI16(_mm512_srli_epi16, (get<uint16_t>(a, i) >> n), __m512i a, unsigned n
 INVAR_EPI16(_mm512_cvtepu8_epi16, get<uint8_t>(a, i), __m256i a)
 INVAR_EPI8(_mm512_set1_epi8, (void(i), x), int x)
 
-static inline __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i,
-                                        int j, int k, int l, int m, int n, int o, int p) {
+static inline __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h,
+                                        int i, int j, int k, int l, int m, int n, int o, int p) {
   const int x[16] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
   return _mm512_loadu_si512(x);
 }
@@ -233,13 +232,11 @@ static inline __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int predicate) {
 }
 static inline __mmask16 _mm512_cmplt_epi32_mask(__m512i a, __m512i b) {
   __mmask16 r = 0;
-  for (int i = 0; i < 16; i++)
-    r |= (__mmask16)((emulated::i32(a, i) < emulated::i32(b, i)) << i);
+  for (int i = 0; i < 16; i++) r |= (__mmask16)((emulated::i32(a, i) < emulated::i32(b, i)) << i);
   return r;
 }
 static inline __mmask16 _mm512_cmpeq_epi32_mask(__m512i a, __m512i b) {
   __mmask16 r = 0;
-  for (int i = 0; i < 16; i++)
-    r |= (__mmask16)((emulated::i32(a, i) == emulated::i32(b, i)) << i);
+  for (int i = 0; i < 16; i++) r |= (__mmask16)((emulated::i32(a, i) == emulated::i32(b, i)) << i);
   return r;
 }
