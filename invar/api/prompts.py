@@ -72,26 +72,29 @@ async def chat_prompt(
         )
 
     characters = sum(content_length(message) for message in messages)
-    return await encoded(server, encode, characters, "messages")
+    return await encoded(server, encode, characters, "messages", characters)
 
 
 async def text_prompt(
-    server: Server, text: str, param: str, *, add_special_tokens: bool = True
+    server: Server, text: str, param: str, *, add_special_tokens: bool = True, beside: int = 0
 ) -> TokenIds:
-    """Raw text: spellings of special tokens are special tokens, as in the peers."""
+    """Raw text: spellings of special tokens are special tokens, as in the peers.
+
+    ``beside``: characters of all texts of the call.
+    """
 
     def encode() -> TokenIds:
         return server.model.tokenizer.encode(
             text, add_special_tokens=add_special_tokens, parse_special=True
         )
 
-    return await encoded(server, encode, len(text), param)
+    return await encoded(server, encode, len(text), param, max(beside, len(text)))
 
 
 async def encoded(
-    server: Server, encode: Callable[[], TokenIds], characters: int, param: str
+    server: Server, encode: Callable[[], TokenIds], characters: int, param: str, of_call: int
 ) -> TokenIds:
-    """Runs a tokeniser call, on a thread where it would hold up other clients."""
+    """Runs a tokeniser call, on a thread where the whole call would hold up other clients."""
     longest = server.model.max_model_len * MAX_TOKEN_CHARACTERS
     if characters > longest:
         raise context_overflow(
@@ -100,7 +103,7 @@ async def encoded(
             param,
         )
     try:
-        if characters > server.limits.inline_tokenize_characters:
+        if of_call > server.limits.inline_tokenize_characters:
             return await asyncio.to_thread(encode)
         return encode()
     except (ChatTemplateError, TokenizerError) as error:
@@ -117,6 +120,8 @@ async def completion_prompts(
     check_count("prompt", prompts, server.limits.prompts)
     if not prompts:
         raise bad_request("prompt is an empty list; send at least one prompt.", "prompt")
+    # All texts together count: a thousand short ones hold the event loop up like a long one.
+    characters = sum(len(item) for item in prompts if isinstance(item, str))
     ids = []
     for index, item in enumerate(prompts):
         param = "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
@@ -125,7 +130,9 @@ async def completion_prompts(
         if isinstance(item, list):
             ids.append(given_ids(server, item, param))
             continue
-        tokens = await text_prompt(server, item, param, add_special_tokens=add_special_tokens)
+        tokens = await text_prompt(
+            server, item, param, add_special_tokens=add_special_tokens, beside=characters
+        )
         if not len(tokens):
             raise bad_request(
                 f"{param} is empty and this model has no token that begins a text.", param

@@ -13,6 +13,7 @@ from invar.observe.logs import set_up_logging
 if TYPE_CHECKING:
     from invar.api.server import Server
     from invar.engine.loader import LoadedModel
+    from invar.serving.messages import EnginePort
 
 DESCRIPTION = "Serves a model over HTTP with OpenAI's API. The flags of vLLM and SGLang work too."
 
@@ -56,10 +57,10 @@ def execute(args: argparse.Namespace) -> int:
     end_on_signal()
     loaded = load(config)
     from invar.api.app import create_app
+    from invar.serving.worker import EngineThread
 
-    server = http_server(
-        loaded, strict_fields=args.strict_fields, api_keys=tuple(args.api_key or ())
-    )
+    port = EngineThread(loaded.engine)
+    server = http_server(loaded, port, args.strict_fields, tuple(args.api_key or ()))
     announce(loaded, server.model.names, listener)
     run_server(
         create_app(server, allowed_origins=origins(args.allowed_origins)),
@@ -67,17 +68,20 @@ def execute(args: argparse.Namespace) -> int:
         shutdown_timeout_s=args.shutdown_timeout,
         access_log=not args.no_access_log,
     )
+    # Uvicorn skips its own end after a second Ctrl-C; the thread must be out of the memory first.
+    port.close()
     loaded.close()
     return 0
 
 
-def http_server(loaded: LoadedModel, *, strict_fields: bool, api_keys: tuple[str, ...]) -> Server:
+def http_server(
+    loaded: LoadedModel, port: EnginePort, strict_fields: bool, api_keys: tuple[str, ...]
+) -> Server:
     """The state of the HTTP side around a loaded model."""
     from invar.api.limits import Limits
     from invar.api.server import ServedModel, Server
     from invar.observe.metrics import Metrics
     from invar.serving.async_engine import AsyncEngine
-    from invar.serving.worker import EngineThread
 
     names = loaded.config.names
     metrics = Metrics(names[0])
@@ -90,7 +94,7 @@ def http_server(loaded: LoadedModel, *, strict_fields: bool, api_keys: tuple[str
             fingerprint=loaded.info.fingerprint,
             root=loaded.config.model,
         ),
-        AsyncEngine(EngineThread(loaded.engine), metrics),
+        AsyncEngine(port, metrics),
         metrics,
         limits=Limits(logprobs=loaded.config.max_logprobs),
         strict_fields=strict_fields,

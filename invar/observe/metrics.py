@@ -6,7 +6,7 @@ that dashboards still ask for are served as aliases of today's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,6 +18,8 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 # Bucket bounds of vLLM, which its dashboards' quantiles are tuned to (seconds).
 FIRST_TOKEN_BUCKETS = (
@@ -56,9 +58,10 @@ class Metrics:
         self._gauges = {
             "num_requests_running": self._gauge("num_requests_running", "Requests in the batch."),
             "num_requests_waiting": self._gauge("num_requests_waiting", "Requests in the queue."),
-            "kv_cache_usage_perc": self._gauge("kv_cache_usage_perc", "KV pages in use, 0 to 1."),
+            "kv_cache_usage_perc": self._gauge(
+                "kv_cache_usage_perc", "KV pages in use, 0 to 1.", alias="gpu_cache_usage_perc"
+            ),
         }
-        self._kv_alias = self._gauge("gpu_cache_usage_perc", "Alias of kv_cache_usage_perc.")
         self._totals = {
             "num_preemptions": self._counter("num_preemptions", "Requests set back to the queue."),
         }
@@ -83,12 +86,10 @@ class Metrics:
             "time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS
         )
         self._token_gap = self._histogram(
-            "inter_token_latency_seconds", "Time between tokens.", TOKEN_GAP_BUCKETS
-        )
-        self._token_gap_alias = self._histogram(
-            "time_per_output_token_seconds",
-            "Alias of inter_token_latency_seconds.",
+            "inter_token_latency_seconds",
+            "Time between tokens.",
             TOKEN_GAP_BUCKETS,
+            alias="time_per_output_token_seconds",
         )
 
     def _create_request_metrics(self) -> None:
@@ -125,19 +126,27 @@ class Metrics:
             "request_params_n", "Choices asked for.", (1.0, 2.0, 5.0, 10.0, 20.0)
         )
 
-    def _gauge(self, name: str, text: str) -> Gauge:
+    def _gauge(self, name: str, text: str, alias: str | None = None) -> Gauge:
         metric = Gauge(f"vllm:{name}", text, tuple(self._labels), registry=self.registry)
+        self._add_alias(metric, name, alias)
         return metric.labels(**self._labels)
 
     def _counter(self, name: str, text: str) -> Counter:
         metric = Counter(f"vllm:{name}", text, tuple(self._labels), registry=self.registry)
         return metric.labels(**self._labels)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], alias: str | None = None
+    ) -> Histogram:
         metric = Histogram(
             f"vllm:{name}", text, tuple(self._labels), registry=self.registry, buckets=buckets
         )
+        self._add_alias(metric, name, alias)
         return metric.labels(**self._labels)
+
+    def _add_alias(self, metric: Collector, name: str, alias: str | None) -> None:
+        if alias is not None:
+            self.registry.register(Alias(metric, f"vllm:{name}", f"vllm:{alias}"))
 
     def render(self) -> bytes:
         """Prometheus text format 0.0.4."""
@@ -151,8 +160,6 @@ class Metrics:
             value = stats.get(GAUGES[name])
             if value is not None:
                 gauge.set(value)
-                if name == "kv_cache_usage_perc":
-                    self._kv_alias.set(value)
         for name, counter in self._totals.items():
             total = stats.get(TOTALS[name], 0.0)
             if total > self._seen_totals[name]:
@@ -168,7 +175,6 @@ class Metrics:
         """``tokens`` came together, ``seconds`` apart on average."""
         for _ in range(tokens):
             self._token_gap.observe(seconds)
-            self._token_gap_alias.observe(seconds)
 
     def observe_end(
         self,
@@ -202,3 +208,19 @@ class Metrics:
 
     def count_unknown_field(self, name: str) -> None:
         self._unknown_fields.labels(field=name).inc()
+
+
+class Alias(Collector):
+    """A metric under a second name, copied when it is asked for."""
+
+    def __init__(self, metric: Collector, name: str, alias: str) -> None:
+        self._metric, self._name, self._alias = metric, name, alias
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._metric.collect():
+            copy = Metric(self._alias, f"Alias of {self._name}.", metric.type)
+            copy.samples = [
+                sample._replace(name=sample.name.replace(self._name, self._alias, 1))
+                for sample in metric.samples
+            ]
+            yield copy
