@@ -15,6 +15,8 @@ from invar.engine.kv import KVMemory
 from invar.engine.request import Sampling
 from invar.engine.state import Chunk, RequestState
 
+Drawing = tuple[int, RequestState]  # index among the logit rows, the request that draws there
+
 NO_FEEDBACK = np.empty((0, 2), np.int32)
 NO_IDS = np.empty(0, np.int32)
 NO_VALUES = np.empty(0, np.float32)
@@ -92,9 +94,10 @@ class BatchBuilder:
         outputs = np.array([chunk.state.num_output_tokens for chunk in chunks], np.int32)
         slot = np.repeat(slots, row_counts)
         score, score_token, top = self._scores(chunks, slot)
-        history, history_start, prompt_len = self._histories(chunks, len(slot))
-        bias_ids, bias_values, bias_start = self._biases(chunks, len(slot))
-        masks, masked_rows = self._masks(chunks)
+        special = [(row, state) for row, state in drawing(chunks) if state.draws_specially]
+        history, history_start, prompt_len = self._histories(special, len(slot))
+        bias_ids, bias_values, bias_start = self._biases(special, len(slot))
+        masks, masked_rows = self._masks(special)
         return SamplingBatch(
             temperature=table.temperature[slot],
             top_k=table.top_k[slot],
@@ -137,12 +140,12 @@ class BatchBuilder:
         return score, score_token, top
 
     def _histories(
-        self, chunks: Sequence[Chunk], rows: int
+        self, special: Sequence[Drawing], rows: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Prompt and output of the rows that draw under a penalty; nothing for the others."""
         parts, lengths = [], np.zeros(rows, np.int64)
         prompt_len = np.zeros(rows, np.int32)
-        for row, state in drawing(chunks):
+        for row, state in special:
             if state.request.sampling.has_penalty:
                 parts.append(state.token_ids[: state.num_tokens])
                 lengths[row] = state.num_tokens
@@ -151,13 +154,13 @@ class BatchBuilder:
         return history, starts_of(lengths, np.int64), prompt_len
 
     def _biases(
-        self, chunks: Sequence[Chunk], rows: int
+        self, special: Sequence[Drawing], rows: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The caller's bias, and −inf on what must not come now."""
         ids: list[int] = []
         values: list[float] = []
         lengths = np.zeros(rows, np.int64)
-        for row, state in drawing(chunks):
+        for row, state in special:
             bias = dict(state.request.sampling.bias)
             bias.update(dict.fromkeys(forbidden_ids(state), -np.inf))
             ids += bias.keys()
@@ -167,9 +170,9 @@ class BatchBuilder:
             return NO_IDS, NO_VALUES, np.zeros(rows + 1, np.int64)
         return np.array(ids, np.int32), np.array(values, np.float32), starts_of(lengths, np.int64)
 
-    def _masks(self, chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray]:
+    def _masks(self, special: Sequence[Drawing]) -> tuple[np.ndarray, np.ndarray]:
         masks, rows = [], []
-        for row, state in drawing(chunks):
+        for row, state in special:
             allowed = state.request.sampling.allowed_token_ids
             if allowed is not None:
                 masks.append(self._mask(allowed))
@@ -202,8 +205,8 @@ def logit_rows(chunks: Sequence[Chunk], query_start: np.ndarray) -> np.ndarray:
     return np.array(rows, np.int32)
 
 
-def drawing(chunks: Sequence[Chunk]) -> list[tuple[int, RequestState]]:
-    """The rows that draw a token, as (index among the logit rows, request)."""
+def drawing(chunks: Sequence[Chunk]) -> list[Drawing]:
+    """The rows that draw a token."""
     drawn, row = [], 0
     for chunk in chunks:
         row += chunk.num_logit_rows

@@ -55,8 +55,9 @@ class PagePool:
     def __init__(self, group: GroupMemory, arbiter: SlabArbiter) -> None:
         self.group = group
         self.arbiter = arbiter
-        self.free_of_slab: dict[int, list[int]] = {}  # held slab → its free pages
-        self.num_free = 0  # in held slabs
+        self.slabs: set[int] = set()  # held
+        self.free_of_slab: dict[int, list[int]] = {}  # of the held slabs that have free pages
+        self.num_free = 0
 
     def slabs_needed(self, pages: int) -> int:
         """New slabs that `take(pages)` would draw from the arbiter."""
@@ -69,15 +70,16 @@ class PagePool:
         """
         for _ in range(self.slabs_needed(count)):
             self._open_slab()
-        taken: list[int] = []
-        for pages in self.free_of_slab.values():
-            use = min(count - len(taken), len(pages))
-            if use:
-                taken += pages[-use:]
-                del pages[-use:]
-            if len(taken) == count:
-                break
         self.num_free -= count
+        taken: list[int] = []
+        while len(taken) < count:
+            slab = min(self.free_of_slab)  # so that the high ones empty and go back
+            pages = self.free_of_slab[slab]
+            use = min(count - len(taken), len(pages))
+            taken += pages[-use:]
+            del pages[-use:]
+            if not pages:
+                del self.free_of_slab[slab]
         return taken
 
     def give_back(self, page_ids: list[int]) -> None:
@@ -85,16 +87,18 @@ class PagePool:
         per_slab = self.group.pages_per_slab
         for page in page_ids:
             slab = page // per_slab
-            pages = self.free_of_slab[slab]
+            pages = self.free_of_slab.setdefault(slab, [])
             pages.append(page)
             self.num_free += 1
             if len(pages) == per_slab:
                 del self.free_of_slab[slab]
+                self.slabs.remove(slab)
                 self.num_free -= per_slab
                 self.arbiter.give_back(slab)
 
     def _open_slab(self) -> None:
         slab = self.arbiter.take()
+        self.slabs.add(slab)
         per_slab = self.group.pages_per_slab
         first = slab * per_slab
         self.free_of_slab[slab] = list(range(first + per_slab - 1, first - 1, -1))
@@ -128,6 +132,7 @@ class KVMemory:
         shape = (info.max_sequences, pages_of(max_model_len))
         self.tables = tuple(np.zeros(shape, np.int32) for _ in self.pools)
         self.held: dict[int, tuple[Held, ...]] = {}  # slot → per group
+        self.quiet_until: dict[int, int] = {}  # slot → rows up to here change nothing in its table
         self.free_slots = list(range(info.max_sequences - 1, -1, -1))
         self.capacity_tokens = self._capacity(max_model_len)
 
@@ -143,6 +148,7 @@ class KVMemory:
         slot = self.free_slots.pop()
         self.held[slot] = tuple(Held() for _ in self.pools)
         self._take(slot, wanted)
+        self.quiet_until[slot] = self._quiet_until(slot)
         return slot
 
     def extend(self, slot: int, computed: int, end: int) -> bool:
@@ -151,6 +157,8 @@ class KVMemory:
         Returns False when memory is short; then nothing was taken, and the request cannot run
         before a later call succeeds.
         """
+        if end <= self.quiet_until[slot]:
+            return True
         self._free_behind_window(slot, computed)
         wanted = [max(0, pages_of(end) - held.end) for held in self.held[slot]]
         if not self._available(wanted):
@@ -159,6 +167,7 @@ class KVMemory:
         for table, held in zip(self.tables, self.held[slot], strict=True):
             if held.first:
                 table[slot, : held.first] = table[slot, held.first]
+        self.quiet_until[slot] = self._quiet_until(slot)
         return True
 
     def give_back(self, slot: int) -> None:
@@ -168,6 +177,7 @@ class KVMemory:
         """
         for group, held in enumerate(self.held.pop(slot)):
             self._free(slot, group, held.first, held.end)
+        del self.quiet_until[slot]
         self.free_slots.append(slot)
 
     def block_tables(self, slots: np.ndarray, max_kv_len: int) -> tuple[np.ndarray, ...]:
@@ -204,6 +214,15 @@ class KVMemory:
             if count:
                 table[slot, held.end : held.end + count] = pool.take(count)
                 held.end += count
+
+    def _quiet_until(self, slot: int) -> int:
+        """The end of the rows that need no page more and leave none behind a window."""
+        ends = []
+        for pool, held in zip(self.pools, self.held[slot], strict=True):
+            ends.append(held.end * PAGE_TOKENS)
+            if pool.group.window is not None:
+                ends.append((held.first + 1) * PAGE_TOKENS + pool.group.window - 1)
+        return min(ends)
 
     def _free_behind_window(self, slot: int, computed: int) -> None:
         for group, (pool, held) in enumerate(zip(self.pools, self.held[slot], strict=True)):
@@ -242,7 +261,7 @@ class KVMemory:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless free + held = total and no page is in two places."""
-        held_slabs = [slab for pool in self.pools for slab in pool.free_of_slab]
+        held_slabs = [slab for pool in self.pools for slab in pool.slabs]
         slabs = Counter(self.arbiter.free + held_slabs)
         assert slabs == Counter(range(self.arbiter.total)), f"slabs lost or doubled: {slabs}"
         assert set(self.free_slots).isdisjoint(self.held)
@@ -254,7 +273,7 @@ class KVMemory:
         per_slab = pool.group.pages_per_slab
         free = [page for pages in pool.free_of_slab.values() for page in pages]
         assert len(free) == pool.num_free, f"{pool.group.name}: {len(free)} != {pool.num_free}"
-        assert all(len(pages) < per_slab for pages in pool.free_of_slab.values())
+        assert all(0 < len(pages) < per_slab for pages in pool.free_of_slab.values())
         owned: list[int] = []
         for slot, groups in self.held.items():
             held, table = groups[group], self.tables[group][slot]
@@ -263,8 +282,6 @@ class KVMemory:
             owned += table[held.first : held.end].tolist()
         pages = Counter(free + owned)
         expected = Counter(
-            page
-            for slab in pool.free_of_slab
-            for page in range(slab * per_slab, (slab + 1) * per_slab)
+            page for slab in pool.slabs for page in range(slab * per_slab, (slab + 1) * per_slab)
         )
         assert pages == expected, f"{pool.group.name}: pages lost or doubled"

@@ -37,6 +37,15 @@ class RequestState:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
 
     def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        # Whether a draw needs more than the numbers in the slot table.
+        self.draws_specially = bool(
+            sampling.has_penalty
+            or sampling.bias
+            or sampling.bad_sequences
+            or sampling.allowed_token_ids is not None
+            or self.request.min_tokens
+        )
         prompt = self.request.prompt_token_ids
         resumed = self.request.output_token_ids
         self.num_prompt_tokens = len(prompt)
@@ -80,6 +89,7 @@ class Chunk:
     end: int
     score_rows: range  # tokens whose rows score the next token of the prompt
     samples: bool  # the last row is that of the last known token: a new one is drawn
+    num_logit_rows: int
 
     @classmethod
     def of(cls, state: RequestState, start: int, end: int) -> Chunk:
@@ -87,8 +97,5 @@ class Chunk:
         if state.scores_prompt:
             first = max(start, state.num_scored)
             scored = range(first, max(first, min(end, state.num_prompt_tokens - 1)))
-        return cls(state, start, end, scored, samples=end == state.num_tokens)
-
-    @property
-    def num_logit_rows(self) -> int:
-        return len(self.score_rows) + self.samples
+        samples = end == state.num_tokens
+        return cls(state, start, end, scored, samples, len(scored) + samples)
