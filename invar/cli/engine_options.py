@@ -54,9 +54,13 @@ def template_text(given: str) -> str:
 
 
 def load(config: EngineConfig) -> LoadedModel:
-    """Pulls the model if need be and builds its engine."""
+    """Pulls the model if need be, saying how far it is, and builds its engine."""
+    from invar.cli.pull import Reporter
     from invar.engine.loader import load_engine
+    from invar.weights import sources
 
+    with Reporter() as reporter:
+        sources.resolve(config.model, progress=reporter)
     return load_engine(config)
 
 

@@ -29,69 +29,37 @@ def parser() -> CommandParser:
 def execute(args: argparse.Namespace) -> int:
     from invar.weights import sources
 
-    with Reporter.for_stream() as reporter:
+    with Reporter() as reporter:
         path = sources.pull(args.model, progress=reporter)
     print(path)
     return 0
 
 
 class Reporter:
-    """Says how far a download is: one line a file, so that logs stay short."""
+    """Says how far a download is: a bar a file on a terminal, else a line a file."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-
-    @classmethod
-    def for_stream(cls) -> Reporter:
-        return BarReporter() if sys.stderr.isatty() else cls()
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            say(what if total is None else f"{what} ({size_text(total)})")
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
-
-class BarReporter(Reporter):
-    """A bar for each file, on a terminal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TransferSpeedColumn,
-        )
-
-        self._bars: Progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            console=Console(stderr=True),
-        )
+        self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
+        if sys.stderr.isatty():
+            self._advance(what, done, total)
+        elif what not in self._said:
+            self._said.add(what)
+            say(what if total is None else f"{what} ({size_text(total)})")
+
+    def _advance(self, what: str, done: int, total: int | None) -> None:
+        if self._bars is None:
+            # Made when there is something to show: a cached model must not wait for rich.
+            self._bars = make_bars()
+            self._bars.start()
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
         self._bars.update(self._tasks[what], completed=done, total=total)
 
     def __enter__(self) -> Reporter:
-        self._bars.start()
         return self
 
     def __exit__(
@@ -100,4 +68,24 @@ class BarReporter(Reporter):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bars.stop()
+        if self._bars is not None:
+            self._bars.stop()
+
+
+def make_bars() -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TransferSpeedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=Console(stderr=True),
+    )

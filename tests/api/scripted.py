@@ -239,6 +239,15 @@ class RunningServer:
 def running(script: Script, **options: Any) -> Iterator[RunningServer]:
     """A real server on a free port, in a thread."""
     server, engine = served(script, **options)
+    with listening(server) as url:
+        handle = RunningServer(url, server, engine)
+        yield handle
+        handle.http.close()
+        handle.client.close()
+
+
+@contextlib.contextmanager
+def listening(server: Server) -> Iterator[str]:
     config = uvicorn.Config(
         create_app(server), log_level="error", access_log=False, lifespan="on", loop="uvloop"
     )
@@ -249,12 +258,9 @@ def running(script: Script, **options: Any) -> Iterator[RunningServer]:
     thread.start()
     while not web.started:
         time.sleep(0.002)
-    handle = RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", server, engine)
     try:
-        yield handle
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        handle.http.close()
-        handle.client.close()
         web.should_exit = True
         thread.join(10)
         listener.close()

@@ -1,0 +1,133 @@
+"""The routes over the real engine and a tiny model: nothing is scripted here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from invar.cli.serve import http_server
+from invar.config import EngineConfig
+from invar.engine.loader import LoadedModel, load_engine
+from invar.serving.worker import EngineThread
+
+from .scripted import events, listening
+
+TINY = Path(__file__).parents[1] / "golden" / "llama_gqa.gguf"
+
+
+@dataclass
+class RealServer:
+    http: httpx.Client
+    loaded: LoadedModel
+
+    def complete(self, **fields: Any) -> dict[str, Any]:
+        answer = self.http.post("/v1/completions", json={"prompt": [3, 4, 5], **fields})
+        assert answer.status_code == 200, answer.text
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def settle(self) -> None:
+        """Waits until nothing is in flight, then looks at every page."""
+        end = time.monotonic() + 10
+        while self.loaded.engine.has_unfinished:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        time.sleep(0.05)
+        self.loaded.engine.check_integrity()
+        assert self.loaded.engine.stats().kv_usage == 0
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RealServer]:
+    loaded = load_engine(EngineConfig(model=str(TINY), max_num_seqs=4, num_threads=2))
+    port = EngineThread(loaded.engine)
+    server = http_server(loaded, port, False, ())
+    with listening(server) as url, httpx.Client(base_url=url, timeout=60) as http:
+        yield RealServer(http, loaded)
+    loaded.close()
+
+
+SEEDED = {"seed": 11, "temperature": 0.9, "max_tokens": 24, "logprobs": 3, "ignore_eos": True}
+
+
+def test_streamed_is_plain(real: RealServer) -> None:
+    plain = real.complete(**SEEDED)["choices"][0]
+    body = {"prompt": [3, 4, 5], "stream": True, **SEEDED}
+    text, tokens, logprobs = "", [], []
+    for event in events(real.http.post("/v1/completions", json=body))[:-1]:
+        (choice,) = json.loads(event)["choices"]
+        text += choice["text"]
+        if choice["logprobs"]:
+            tokens += choice["logprobs"]["tokens"]
+            logprobs += choice["logprobs"]["token_logprobs"]
+    assert text == plain["text"]
+    assert tokens == plain["logprobs"]["tokens"]
+    assert logprobs == plain["logprobs"]["token_logprobs"]
+
+
+def test_b19_b26_an_answer_depends_on_its_request_alone(real: RealServer) -> None:
+    alone = real.complete(**SEEDED)["choices"]
+    four = real.complete(**SEEDED | {"n": 4})["choices"]
+    assert four[0] == alone[0]
+    assert len({choice["text"] for choice in four}) > 1
+
+    def stranger(index: int) -> Any:
+        fields = {"prompt": [6 + index] * (5 + 9 * index), "max_tokens": 40, "seed": None}
+        return real.complete(**fields, temperature=1.3)
+
+    with ThreadPoolExecutor(9) as pool:
+        strangers = [pool.submit(stranger, i) for i in range(6)]
+        crowded = [pool.submit(real.complete, **SEEDED) for _ in range(3)]
+        assert all(answer.result()["choices"] == alone for answer in crowded)
+        assert all(one.result() for one in strangers)
+    assert real.complete(**SEEDED | {"n": 4})["choices"] == four
+    real.settle()
+
+
+def test_b41_pages_come_back_from_clients_that_left(real: RealServer) -> None:
+    body = {"prompt": [3] * 40, "max_tokens": 150, "ignore_eos": True}
+    for index in range(24):
+        with pytest.raises(httpx.ReadTimeout):
+            # Plain and streamed, running and queued: the timeout closes the socket.
+            real.http.post(
+                "/v1/completions",
+                json=body | {"n": 1 + index % 3, "temperature": 1},
+                timeout=httpx.Timeout(60, read=0.001 + 0.001 * (index % 4)),
+            )
+    real.settle()
+    assert real.complete(max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+def test_b33_b36_the_window_is_the_limit(real: RealServer) -> None:
+    window = real.loaded.door.max_model_len
+    ids = [3] * (window - 8)
+    assert real.complete(prompt=ids, max_tokens=8, ignore_eos=True)["usage"]["total_tokens"] == (
+        window
+    )
+    answer = real.http.post("/v1/completions", json={"prompt": ids, "max_tokens": 9})
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    real.settle()
+
+
+def test_echo_and_prompt_logprobs(real: RealServer) -> None:
+    body = real.complete(prompt=[3, 4, 5, 6], echo=True, logprobs=2, max_tokens=0)
+    logprobs = body["choices"][0]["logprobs"]
+    assert len(logprobs["token_logprobs"]) == len(logprobs["tokens"]) == 4
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+    assert body["usage"]["completion_tokens"] == 0
+
+
+def test_metrics_of_the_real_engine(real: RealServer) -> None:
+    text = real.http.get("/metrics").text
+    for name in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
+        assert float(line.rpartition(" ")[2]) == 0
