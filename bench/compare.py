@@ -2,7 +2,7 @@
 
     python bench/compare.py MODEL.gguf [MODEL.gguf …] [--runs 5]
 
-Each run is a whole process of each engine, A B A B, so that a machine that changes its speed changes
+Each run is a whole process of each engine, A B A B, so that a machine whose speed drifts changes
 both. The figures are medians over the runs, with the range; the ratio is the median of the ratios
 pair by pair.
 """
