@@ -44,7 +44,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def announce(loaded: LoadedModel, names: Sequence[str], listener: socket.socket) -> None:
-    """What the model takes, where it is, and a command that works."""
+    """What the model takes, where it is, and a command that works.
+
+    From here on the socket listens: who types the command at once waits, and is not turned away.
+    """
+    listener.listen(BACKLOG)
     host, port = listener.getsockname()[:2]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     if ":" in reachable and not reachable.startswith("["):
@@ -75,7 +79,6 @@ def run_server(
 ) -> None:
     """Serves until SIGTERM or SIGINT; running requests get some time, a second signal ends it."""
     logging.getLogger("invar.access").disabled = not access_log
-    listener.listen(BACKLOG)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
