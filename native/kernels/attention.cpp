@@ -38,8 +38,8 @@ static Work plan_work(uint8_t* base, int64_t rows, int64_t head_dim) {
   w.split = reinterpret_cast<State*>(take(rows * int64_t(sizeof(State))));
   w.total = reinterpret_cast<State*>(take(rows * int64_t(sizeof(State))));
   w.scores = reinterpret_cast<float*>(take(kMaxTileRows * kTileTokens * 4));
-  w.weights = reinterpret_cast<Operand*>(
-      take(kMaxTileRows * kTileTokens * int64_t(sizeof(Operand))));
+  w.weights =
+      reinterpret_cast<Operand*>(take(kMaxTileRows * kTileTokens * int64_t(sizeof(Operand))));
   w.bytes = used;
   return w;
 }
@@ -203,8 +203,8 @@ INVAR_INLINE unsigned soften(const Tile& tile, int64_t row, int begin, int end,
 
 // o[r] += p[r] . V over tokens [begin, end), dimensions of G groups from `dim` on.
 template <int R, int G>
-INVAR_INLINE void weigh_groups(const Tile& tile, float* const (&o)[R],
-                               const Operand* const (&p)[R], int dim, int begin, int end) {
+INVAR_INLINE void weigh_groups(const Tile& tile, float* const (&o)[R], const Operand* const (&p)[R],
+                               int dim, int begin, int end) {
   const int64_t head_dim = tile.item.head_dim;
   const int64_t pair_bytes = head_dim * 4;
   Lanes16 acc[R][G];
@@ -246,8 +246,7 @@ INVAR_INLINE void weigh(const Tile& tile, float* const (&o)[R], const Operand* c
   constexpr int G = tile_groups(R);
   const int head_dim = tile.item.head_dim;
   int dim = 0;
-  for (; dim + 16 * G <= head_dim; dim += 16 * G)
-    weigh_groups<R, G>(tile, o, p, dim, begin, end);
+  for (; dim + 16 * G <= head_dim; dim += 16 * G) weigh_groups<R, G>(tile, o, p, dim, begin, end);
   if constexpr (G > 1)
     for (; dim < head_dim; dim += 16) weigh_groups<R, 1>(tile, o, p, dim, begin, end);
 }
@@ -280,15 +279,30 @@ static __attribute__((noinline)) void attend_rows(const Tile& tile, int64_t row,
   }
 }
 
+// Six rows at a time; seven or eight go as four and the rest, since a tile of one or two rows is
+// bound by its loads.
 static void attend(const Tile& tile, int64_t first_row, int64_t last_row, int begin, int end) {
-  for (int64_t row = first_row; row < last_row; row += kMaxTileRows) {
-    switch (last_row - row) {
-      case 1: attend_rows<1>(tile, row, begin, end); break;
-      case 2: attend_rows<2>(tile, row, begin, end); break;
-      case 3: attend_rows<3>(tile, row, begin, end); break;
-      case 4: attend_rows<4>(tile, row, begin, end); break;
-      case 5: attend_rows<5>(tile, row, begin, end); break;
-      default: attend_rows<kMaxTileRows>(tile, row, begin, end);
+  for (int64_t row = first_row, rows; row < last_row; row += rows) {
+    const int64_t left = last_row - row;
+    rows = left <= kMaxTileRows ? left : left <= kMaxTileRows + 2 ? 4 : kMaxTileRows;
+    switch (rows) {
+      case 1:
+        attend_rows<1>(tile, row, begin, end);
+        break;
+      case 2:
+        attend_rows<2>(tile, row, begin, end);
+        break;
+      case 3:
+        attend_rows<3>(tile, row, begin, end);
+        break;
+      case 4:
+        attend_rows<4>(tile, row, begin, end);
+        break;
+      case 5:
+        attend_rows<5>(tile, row, begin, end);
+        break;
+      default:
+        attend_rows<kMaxTileRows>(tile, row, begin, end);
     }
   }
 }
@@ -337,10 +351,9 @@ static void attend_tile(const AttentionItem& item, const Work& work, int64_t sta
     const int64_t end = smaller(kTileTokens, position + 1 - start);
     int64_t next = t + 1;
     if (begin == 0 && end == kTileTokens) {
-      const int64_t full_until = item.window > 0
-                                     ? smaller(item.tokens, start + item.window -
-                                                                item.first_position)
-                                     : item.tokens;
+      const int64_t full_until =
+          item.window > 0 ? smaller(item.tokens, start + item.window - item.first_position)
+                          : item.tokens;
       next = larger(next, full_until);
     }
     if (begin < end) attend(tile, t * item.group, next * item.group, int(begin), int(end));

@@ -98,7 +98,7 @@ static void rope(RopeStyle style, const float* table, int64_t pairs, int64_t /*d
   }
 }
 
-extern const RowKernels row_kernels = {rms_norm, add_rows, scale_row,  gated,
+extern const RowKernels row_kernels = {rms_norm, add_rows,   scale_row, gated,
                                        soft_cap, rope_table, rope};
 
 }  // namespace invar::INVAR_ISA

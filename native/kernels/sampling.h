@@ -116,15 +116,15 @@ int64_t collect_bin(const Logits& logits, Scale scale, int32_t bin, Candidate* o
 // All zero between calls. `counts` comes first and cleans itself up id by id; the rest is cleared
 // at the end as far as it was used.
 struct SampleWork {
-  int32_t* counts;          // [vocab] of the history
-  float* raw_maxima;        // [stripes][kStripeMaxima]
-  float* adjusted_maxima;   // the same
-  int32_t* keys;            // the same, for kth_largest
-  uint64_t* sums;           // [stripes] weight sums
-  uint64_t* bins;           // [kBins], cleared by its user
-  float* adjusted;          // [vocab]
-  Candidate* candidates;    // [vocab]
-  Candidate* spare;         // [vocab]
+  int32_t* counts;         // [vocab] of the history
+  float* raw_maxima;       // [stripes][kStripeMaxima]
+  float* adjusted_maxima;  // the same
+  int32_t* keys;           // the same, for kth_largest
+  uint64_t* sums;          // [stripes] weight sums
+  uint64_t* bins;          // [kBins], cleared by its user
+  float* adjusted;         // [vocab]
+  Candidate* candidates;   // [vocab]
+  Candidate* spare;        // [vocab]
   int64_t bytes;
   int64_t stripes, vocab;
   const float* summed = nullptr;  // the logits of which `sums` holds all ids, if any,

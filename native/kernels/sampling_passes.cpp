@@ -222,8 +222,7 @@ int64_t collect_bin(const Logits& logits, Scale scale, int32_t bin, Candidate* o
   int64_t count = 0;
   for (int64_t s = 0; s < stripes_of(logits.n); s++)
     each_in_stripe(
-        logits, s * kStripeIds,
-        [=](VF v) { return equal(bin_of(v, max, temperature), wanted); },
+        logits, s * kStripeIds, [=](VF v) { return equal(bin_of(v, max, temperature), wanted); },
         [&](int32_t id) {
           out[count++] = {key_of(logits.x[id]), id};
           return true;

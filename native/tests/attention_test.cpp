@@ -40,8 +40,8 @@ class Sequence {
     map_.pages_per_slab = 3;
     map_.slab_bytes = 3 * map_.page_bytes + 64;
     arena_.assign((pages_ / 3 + 2) * map_.slab_bytes + 64, 0xff);  // bf16 0xffff is NaN
-    map_.arena = reinterpret_cast<uint8_t*>(
-        (reinterpret_cast<uintptr_t>(arena_.data()) + 63) / 64 * 64);
+    map_.arena =
+        reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(arena_.data()) + 63) / 64 * 64);
     table_.resize(pages_);
     for (int32_t i = 0; i < pages_; i++) table_[i] = pages_ - 1 - i;
     for (int32_t i = 0; i + 1 < pages_; i += 2) std::swap(table_[i], table_[pages_ - 1 - i]);
@@ -51,6 +51,25 @@ class Sequence {
     for (int64_t t = from; t < to; t++)
       isa_.attention->store(&k_[t * shape_.head_dim], &v_[t * shape_.head_dim], shape_.head_dim,
                             int32_t(t % kPageTokens), page(t / kPageTokens));
+  }
+  // Tokens [from, to) hold infinities, as after an overflow in a later token of the same chunk.
+  void store_infinite(int64_t from, int64_t to) {
+    const std::vector<float> infinite(shape_.head_dim, kInf);
+    for (int64_t t = from; t < to; t++)
+      isa_.attention->store(infinite.data(), infinite.data(), shape_.head_dim,
+                            int32_t(t % kPageTokens), page(t / kPageTokens));
+  }
+  // Head 0 of a token: logits of -infinity against every key.
+  void overflow_query(int64_t token, float key_sign) {
+    for (int64_t i = 0; i < shape_.head_dim; i++) {
+      k_[token * shape_.head_dim + i] = key_sign;
+      q_[token * width() + i] = -3e38f;
+    }
+  }
+  void restore_queries(uint32_t seed) {
+    std::mt19937 random(seed);
+    q_ = normal(random, q_.size(), 1);
+    for (float& x : q_) x *= 2;
   }
   // Pages below `first_key` are given back: their entries point nowhere.
   void free_below(int64_t first_key) {
@@ -83,8 +102,8 @@ class Sequence {
     const int64_t bytes =
         isa_.attention->workspace_bytes(item.tokens, shape_.group, shape_.head_dim);
     std::vector<uint8_t> workspace(bytes + 128 + 64, 0xff);
-    uint8_t* base = reinterpret_cast<uint8_t*>(
-        (reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
+    uint8_t* base =
+        reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
     item.workspace = base;
     isa_.attention->run(item);
     for (int64_t i = bytes; i < bytes + 64; i++)
@@ -106,8 +125,8 @@ class Sequence {
     for (int64_t t = first; t <= position; t++) {
       double dot = 0;
       for (int64_t i = 0; i < d; i++)
-        dot += double(to_bf16(q_[position * width + head * d + i] * factor)) *
-               to_bf16(k_[t * d + i]);
+        dot +=
+            double(to_bf16(q_[position * width + head * d + i] * factor)) * to_bf16(k_[t * d + i]);
       dot *= back;
       s[t] = shape_.soft_cap > 0 ? shape_.soft_cap * std::tanh(dot / shape_.soft_cap) : dot;
       top = std::max(top, s[t]);
@@ -267,6 +286,49 @@ void long_context(const std::vector<Isa>& isas) {
   }
 }
 
+// What a row may not see may hold anything, whoever else sees it.
+void others_are_infinite(const std::vector<Isa>& isas) {
+  for (const Isa& isa : isas)
+    for (const Shape& shape : {Shape{3, 64, 0, 0}, Shape{1, 80, 40, 0}, Shape{2, 32, 0, 15.0f}}) {
+      const int64_t length = 150, last = 90;  // odd and even borders within tiles and pages
+      const auto want = decode_all(isa, shape, length, 8);
+      for (int64_t end : {last, last + 1}) {
+        Sequence s(isa, shape, length, 8);
+        s.store(0, end);
+        s.store_infinite(end, length);
+        std::vector<float> out(want.size(), kNaN);
+        for (int64_t t = 70; t < length; t += 40)  // the item that holds `end` sees both
+          s.run(t, std::min(length, t + 40), length, &out[t * s.width()]);
+        check(same_bits(&out[70 * s.width()], &want[70 * s.width()], (end - 70) * s.width()),
+              std::string(isa.name) + " infinite later tokens leak, " + shape.name());
+      }
+    }
+}
+
+// A row whose logits are all -infinity has nothing in the tile; its neighbours in the register tile
+// keep their bits.
+void overflowed_rows(const std::vector<Isa>& isas) {
+  const Shape shape{3, 32, 0, 0};
+  const int64_t length = 130;
+  for (const Isa& isa : isas) {
+    Sequence plain(isa, shape, length, 21), odd(isa, shape, length, 21);
+    for (Sequence* s : {&plain, &odd}) {
+      for (int64_t t = 0; t < length; t++) s->overflow_query(t, 1.0f);
+      if (s == &plain) s->restore_queries(21);
+      s->store(0, length);
+    }
+    const int64_t width = plain.width();
+    std::vector<float> a(length * width, kNaN), b(a);
+    plain.run(0, length, length, a.data());
+    odd.run(0, length, length, b.data());
+    for (int64_t t = 0; t < length; t++) {
+      check(same_bits(&a[t * width + 32], &b[t * width + 32], 64),
+            std::string(isa.name) + " an overflowed row changes its neighbours");
+      check(std::isnan(b[t * width]), std::string(isa.name) + " an empty row has a value");
+    }
+  }
+}
+
 void layout(const std::vector<Isa>& isas) {
   for (const Isa& isa : isas)
     for (int32_t d : {16, 80, 128}) {
@@ -301,6 +363,8 @@ int main() {
   const auto isas = instruction_sets();
   layout(isas);
   sweep(isas);
+  others_are_infinite(isas);
+  overflowed_rows(isas);
   long_context(isas);
   return finish("attention_test");
 }

@@ -57,9 +57,14 @@ inline std::vector<Isa> instruction_sets() {
     r.push_back({"avx2", &avx2::row_kernels, &avx2::attention_kernels, &avx2::sampling_kernels});
   else
     printf("skipped: avx2 (not on this CPU)\n");
-  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-    r.push_back({"avx512", &avx512::row_kernels, &avx512::attention_kernels,
-                 &avx512::sampling_kernels});
+#if defined(INVAR_EMULATED)  // the avx512 objects were built over tests/emulated
+  const bool avx512 = true;
+#else
+  const bool avx512 = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+#endif
+  if (avx512)
+    r.push_back(
+        {"avx512", &avx512::row_kernels, &avx512::attention_kernels, &avx512::sampling_kernels});
   else
     printf("skipped: avx512 (not on this CPU)\n");
 #endif

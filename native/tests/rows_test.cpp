@@ -134,9 +134,9 @@ void sweep(const std::vector<Isa>& isas) {
 }
 
 void extremes(const std::vector<Isa>& isas) {
-  const std::vector<float> x = {0.0f,   -0.0f,  1e-30f, -1e-30f, 20.0f, -20.0f, 87.0f, -87.0f,
-                                88.5f,  -88.5f, 100.0f, -100.0f, 1e30f, -1e30f, kInf,  kNaN,
-                                1e-3f,  -1e-3f, 0.34f,  -0.35f,  5.0f,  -5.0f,  126.f, -127.f};
+  const std::vector<float> x = {0.0f,  -0.0f,  1e-30f, -1e-30f, 20.0f, -20.0f, 87.0f, -87.0f,
+                                88.5f, -88.5f, 100.0f, -100.0f, 1e30f, -1e30f, kInf,  kNaN,
+                                1e-3f, -1e-3f, 0.34f,  -0.35f,  5.0f,  -5.0f,  126.f, -127.f};
   const std::vector<float> one(x.size(), 1.0f);
   std::vector<float> first[3];
   for (const Isa& isa : isas) {

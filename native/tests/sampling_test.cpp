@@ -37,8 +37,8 @@ class Sampler {
     const int64_t vocab = int64_t(logits.size());
     const size_t bytes = size_t(isa_.sampling->workspace_bytes(vocab));
     if (workspace_.size() < bytes / 8 + 24) workspace_.resize(bytes / 8 + 24);
-    uint8_t* base = reinterpret_cast<uint8_t*>(
-        (reinterpret_cast<uintptr_t>(workspace_.data()) + 63) / 64 * 64);
+    uint8_t* base =
+        reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(workspace_.data()) + 63) / 64 * 64);
     Outcome o;
     o.ids.assign(row.top_logprobs, -7);
     o.logprobs.assign(row.top_logprobs, kNaN);
@@ -138,9 +138,9 @@ Draw reference_draw(const std::vector<float>& x, const SampleRow& row) {
   std::vector<int32_t> order(ids.begin(), ids.begin() + kept);
   const double least = row.min_p > 0 ? std::ceil(double(row.min_p) * 0x1p40) : 0;
   for (int32_t id : order) certain &= std::fabs(weight(id) - least) > least * kSlack || least == 0;
-  order.erase(std::remove_if(order.begin(), order.end(),
-                             [&](int32_t id) { return weight(id) < least; }),
-              order.end());
+  order.erase(
+      std::remove_if(order.begin(), order.end(), [&](int32_t id) { return weight(id) < least; }),
+      order.end());
   std::sort(order.begin(), order.end());
   double total = 0, sum = 0;
   for (int32_t id : order) total += weight(id);
@@ -176,9 +176,8 @@ void check_row(std::vector<Sampler>& all, const std::vector<float>& x, const Sam
     check(all[i](x, row) == first, what + ": " + all[i].name() + " differs from portable");
   check(first.result.finite, what + ": finite");
   if (want.certain)
-    check(first.result.token == want.token, what + ": token " +
-                                                std::to_string(first.result.token) + " not " +
-                                                std::to_string(want.token));
+    check(first.result.token == want.token, what + ": token " + std::to_string(first.result.token) +
+                                                " not " + std::to_string(want.token));
   else
     uncertain++;
   const int32_t token = first.result.token;
@@ -457,7 +456,8 @@ void report_is_stable(std::vector<Sampler>& all) {
 }
 
 void known_answers(std::vector<Sampler>& all) {
-  check(reference_philox(0, 0, 0) == 0xe169c58d6627e8d5ull, "philox4x32-10, zero vector of Random123");
+  check(reference_philox(0, 0, 0) == 0xe169c58d6627e8d5ull,
+        "philox4x32-10, zero vector of Random123");
   // 2^32 equal ids would be needed to see all bits; 4096 show the top twelve.
   const std::vector<float> x(4096, 1.0f);
   for (Sampler& sample : all)
