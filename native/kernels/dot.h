@@ -146,11 +146,20 @@ template <int kStarts>
 INVAR_INLINE VI narrow_start(VI starts) {
   return mul(add(low_half(starts), high_half(starts)), set1_i(kStarts));
 }
-INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
+// Bytes 2 i and 2 i + 1 of a register as int16 lanes.
+typedef int16_t i16x8 __attribute__((vector_size(16)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+INVAR_INLINE i16x8 even_s8(u8x16 a) { return reinterpret<i16x8>(reinterpret<u16x8>(a) << 8) >> 8; }
+INVAR_INLINE i16x8 odd_s8(u8x16 a) { return reinterpret<i16x8>(a) >> 8; }
+// Two products per int16, at most 128 * 127 * 2 = 32,512, then both int16 of a column.
+INVAR_INLINE VI add_products(VI sum, i16x8 even, i16x8 odd, VI quad) {
   u8x16 a = reinterpret<u8x16>(quad.v);
-  for (int i = 0; i < W; i++)
-    for (int t = 0; t < 4; t++) sum.v[i] += codes.v[4 * i + t] * (int8_t)a[t];
-  return sum;
+  VI pairs = {reinterpret<i32x4>(even * even_s8(a) + odd * odd_s8(a))};
+  return add(sum, add(low_half(pairs), high_half(pairs)));
+}
+INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
+  u16x8 w = reinterpret<u16x8>(codes.v);
+  return add_products(sum, reinterpret<i16x8>(w & 255), reinterpret<i16x8>(w >> 8), quad);
 }
 INVAR_INLINE VI narrow_total(VI sum) { return sum; }
 INVAR_INLINE VI load_scales(const int8_t* p) {
@@ -166,10 +175,7 @@ struct WideCodes {
 INVAR_INLINE WideCodes wide_codes(VB s8) { return {s8}; }
 INVAR_INLINE VI wide_start(VI) { return zero_i(); }
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
-  u8x16 a = reinterpret<u8x16>(quad.v);
-  for (int i = 0; i < W; i++)
-    for (int t = 0; t < 4; t++) sum.v[i] += (int8_t)codes.v.v[4 * i + t] * (int8_t)a[t];
-  return sum;
+  return add_products(sum, even_s8(codes.v.v), odd_s8(codes.v.v), quad);
 }
 
 #endif
