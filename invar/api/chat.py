@@ -80,6 +80,8 @@ def complete(call: Call, answers: Sequence[ChoiceDelta], with_logprobs: bool) ->
                 "role": "assistant",
                 "content": answer.text,
                 "refusal": None,
+                # vLLM's new name and its old one: clients read either.
+                "reasoning": None,
                 "reasoning_content": None,
             },
             "logprobs": chat_logprobs(tokenizer, answer.logprobs) if with_logprobs else None,

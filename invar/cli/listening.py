@@ -43,7 +43,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def announce(loaded: LoadedModel, names: Sequence[str], listener: socket.socket) -> None:
+def announce(
+    loaded: LoadedModel, names: Sequence[str], listener: socket.socket, *, needs_key: bool
+) -> None:
     """What the model takes, where it is, and a command that works.
 
     From here on the socket listens: who types the command at once waits, and is not turned away.
@@ -61,17 +63,21 @@ def announce(loaded: LoadedModel, names: Sequence[str], listener: socket.socket)
         f"{config.max_num_batched_tokens} tokens a step"
     )
     print(f"\nListening on http://{reachable}:{port}   (Ctrl-C ends)\n")
-    print(curl(f"http://{reachable}:{port}", loaded.chat_template is not None))
+    print(curl(f"http://{reachable}:{port}", loaded.chat_template is not None, needs_key))
     sys.stdout.flush()
 
 
-def curl(url: str, chats: bool) -> str:
+def curl(url: str, chats: bool, needs_key: bool) -> str:
+    """A request that works as it stands; a key is left to be filled in, as logs are kept."""
     if chats:
         path = "/v1/chat/completions"
         body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
     else:
         path, body = "/v1/completions", '{"prompt": "The sky is", "max_tokens": 50}'
-    return f"  curl {url}{path} \\\n    -H 'Content-Type: application/json' \\\n    -d '{body}'"
+    lines = [f"curl {url}{path}", "-H 'Content-Type: application/json'"]
+    if needs_key:
+        lines.append("-H 'Authorization: Bearer KEY'")
+    return "  " + " \\\n    ".join([*lines, f"-d '{body}'"])
 
 
 def run_server(

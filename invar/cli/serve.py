@@ -61,7 +61,7 @@ def execute(args: argparse.Namespace) -> int:
 
     port = EngineThread(loaded.engine)
     server = http_server(loaded, port, args.strict_fields, tuple(args.api_key or ()))
-    announce(loaded, server.model.names, listener)
+    announce(loaded, server.model.names, listener, needs_key=bool(args.api_key))
     run_server(
         create_app(server, allowed_origins=origins(args.allowed_origins)),
         listener,

@@ -18,9 +18,9 @@ def test_serves_with_llama_servers_flags() -> None:
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=120)
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["message"]["content"]
-        assert "8192 tokens a request, 4 requests together" in server.started
+        assert "8192 tokens a request, 4 requests together" in server.printed()
         # -c is not shared between the four: 4 x 8192 tokens of 22.5 KiB each, and little more.
-        size = re.search(r"KV cache +([\d.]+) MiB", server.started)
+        size = re.search(r"KV cache +([\d.]+) MiB", server.printed())
         assert size is not None
         assert 720 <= float(size[1]) <= 760
         too_long = {"prompt": [5] * 8192, "max_tokens": 1}

@@ -40,8 +40,11 @@ def invar(
 @dataclass
 class Serving:
     url: str
-    started: str  # what was printed up to the address
+    lines: list[str]  # what was printed
     process: subprocess.Popen[str]
+
+    def printed(self) -> str:
+        return "".join(self.lines)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -71,7 +74,7 @@ def serving(*words: str) -> Iterator[Serving]:
             raise AssertionError("".join(lines))
         # The rest must be read, or the server stops once the pipe is full.
         threading.Thread(target=lines.extend, args=(process.stdout,), daemon=True).start()
-        yield Serving(found[1], "".join(lines), process)
+        yield Serving(found[1], lines, process)
     finally:
         if process.poll() is None:
             process.kill()

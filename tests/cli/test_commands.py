@@ -211,9 +211,8 @@ def test_pull_prints_a_path() -> None:
 
 def test_serve_says_where_and_how_and_ends_cleanly() -> None:
     with serving("--max-model-len", "512", "--served-model-name", "tiny") as server:
-        assert "KV cache" in server.started
-        assert "tiny" in server.started
-        # The printed curl works.
+        assert "KV cache" in server.printed()
+        assert "tiny" in server.printed()
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
         answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
         assert answer.json()["model"] == "tiny"
@@ -222,6 +221,37 @@ def test_serve_says_where_and_how_and_ends_cleanly() -> None:
         assert taken.returncode == 1
         assert "in use" in taken.stderr
         assert server.end(signal.SIGTERM) == 0
+
+
+def test_the_printed_curl_works() -> None:
+    with serving("--max-model-len", "256", "--host", "0.0.0.0") as server:
+        end = time.monotonic() + 10
+        while "-d '" not in server.printed() and time.monotonic() < end:
+            time.sleep(0.01)
+        command = server.printed()
+        command = command[command.index("curl ") : command.index("}'") + 2]
+        result = subprocess.run(
+            ["bash", "-c", f"{command} --silent --max-time 60"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert json.loads(result.stdout)["choices"][0]["message"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_the_curl_for_a_model_without_template(needs_key: bool) -> None:
+    from invar.cli.listening import curl
+
+    command = curl("http://x:1", False, needs_key)
+    assert "/v1/completions" in command
+    assert ("Authorization" in command) == needs_key
+
+
+def test_serve_on_ipv6() -> None:
+    with serving("--max-model-len", "256", "--host", "::1") as server:
+        assert "[::1]" in server.url
+        assert httpx.get(f"{server.url}/health").status_code == 200
 
 
 def test_serve_ends_on_ctrl_c_with_a_stream_open() -> None:
