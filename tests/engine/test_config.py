@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
     ],
 )
 def test_what_has_nothing_to_do_here_gets_one_notice(
-    option: str, value: object, caplog: pytest.LogCaptureFixture
+    option: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "invar"):
         EngineConfig.from_args(**{option: value})
@@ -89,7 +90,7 @@ def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
         ("scheduling_policy", "lifo"),
     ],
 )
-def test_bad_values_are_refused_by_name(name: str, value: object) -> None:
+def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}"):
         EngineConfig.from_args(**{name: value})
 

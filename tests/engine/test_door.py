@@ -153,7 +153,8 @@ def test_bad_words_are_forbidden_with_and_without_a_space() -> None:
 def test_b30_neutral_penalties_leave_no_history() -> None:
     assert not resolve().sampling.has_penalty
     for name in ("repetition_penalty", "frequency_penalty", "presence_penalty"):
-        assert resolve(**{name: 1.5}).sampling.has_penalty
+        penalty: dict[str, Any] = {name: 1.5}
+        assert resolve(**penalty).sampling.has_penalty
 
 
 def test_fields_assigned_later_are_checked_too() -> None:

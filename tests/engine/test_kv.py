@@ -11,7 +11,7 @@ from invar.engine.kv import KVMemory
 
 
 def memory(max_chunk: int = 16, **sizes: int) -> KVMemory:
-    info = runner_info(**sizes)  # type: ignore[arg-type]
+    info = runner_info(**sizes)
     return KVMemory(info, max_model_len=info.max_model_len, max_chunk=max_chunk)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from engine.helpers import Client, make_engine, request, run
 from engine.scripted_runner import Rules, lone_answer, runner_info
 from invar.backends.runner import RunnerInfo
+from invar.engine.request import EngineRequest
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 17, 64, 250])
@@ -139,10 +142,11 @@ OPERATIONS = st.lists(
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(info=INFOS, policy=st.sampled_from(["fcfs", "priority"]), operations=OPERATIONS)
 def test_random_programs_answer_as_alone(
-    info: RunnerInfo, policy: str, operations: list[tuple]
+    info: RunnerInfo, policy: str, operations: list[tuple[Any, ...]]
 ) -> None:
     client = Client(make_engine(info, policy=policy))
-    requests, aborted = {}, set()
+    requests: dict[str, EngineRequest] = {}
+    aborted = set()
     for operation, *values in operations:
         if operation == "add":
             length, max_tokens, options = values

@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused_at_the_start() -> None:
         ({"tensor_parallel_size": 2}, "found 1"),
     ):
         with pytest.raises(ValueError, match=message):
-            LLM(model=TINY, **options)  # type: ignore[arg-type]
+            LLM(model=TINY, **options)
 
 
 def test_a_template_of_the_callers_own(tmp_path: object) -> None:
@@ -135,7 +135,7 @@ def test_hundreds_of_prompts_of_any_length(tiny: LLM) -> None:
     dice = random.Random(3)
     prompts = [[dice.randrange(256) for _ in range(dice.randrange(1, 200))] for _ in range(300)]
     params = SamplingParams(temperature=0, max_tokens=4)
-    outputs = tiny.generate(prompts, params)  # type: ignore[arg-type]
+    outputs = tiny.generate(prompts, params)
     assert [output.prompt_token_ids for output in outputs] == prompts
     for index in (0, 150, 299):
         [one] = tiny.generate(prompts[index], params)
