@@ -44,7 +44,7 @@ View<T, Dimensions> view(nb::handle object, const std::string& name) {
     throw std::invalid_argument(name + ": expected a contiguous " +
                                 type_name<std::remove_const_t<T>>() + " array of " +
                                 std::to_string(Dimensions) + " dimensions, got " +
-                                nb::cast<std::string>(nb::str(nb::handle(object.type()))));
+                                nb::repr(object.type()).c_str());
   }
   View<T, Dimensions> result{array.data(), {}};
   for (int i = 0; i < Dimensions; ++i) result.shape[i] = static_cast<int64_t>(array.shape(i));

@@ -1,0 +1,104 @@
+"""The backend against the contract interpreter: same roundings, so the rest is fp32 noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from golden.tiny_models import TINY_MODELS, load_golden, model_path
+
+from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, poison, run
+from invar.graph.graph import GraphError
+from invar.graph.interpreter import Interpreter
+from invar.models import registry
+from invar.weights.formats import QuantType
+from invar.weights.gguf import GGUFFile
+
+FP32_NOISE = 2e-5
+"""Of the largest logit: some hundred fp32 additions, each with a relative error of 6e-8."""
+
+ONE_CODE = 4e-3
+"""Of the largest logit. fp32 noise now and then moves an activation across a rounding boundary:
+one code of 127, in one of some hundred columns. A wrong scale or a lost block moves logits by
+more than a hundredth; see test_the_tolerance_bites."""
+
+
+def worst(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def logits_of(source: Any, ids: list[int], **options: Any) -> np.ndarray:
+    runner = make_runner(registry.build(source), source, **options)
+    poison(runner)
+    run(runner, Piece(ids, 0, pages_for(len(ids), 1)))
+    return runner.logits(1)[0]
+
+
+def contract(source: Any, ids: list[int]) -> np.ndarray:
+    interpreter = Interpreter(registry.build(source), source, "contract")
+    return np.asarray(interpreter.step(interpreter.new_sequence(), ids)[-1])
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_golden_models(name: str) -> None:
+    ids = load_golden(name).token_ids
+    with GGUFFile(model_path(name)) as source:
+        assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
+
+
+def test_mixed_formats() -> None:
+    source = llama_source(MIXED)
+    ids = np.random.default_rng(3).integers(0, 320, 75).tolist()
+    assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
+
+
+EXACT_ACTIVATIONS = [QuantType.F32, QuantType.F16]
+
+
+@pytest.mark.parametrize("kind", EXACT_ACTIVATIONS, ids=lambda kind: kind.name)
+def test_float_formats(kind: QuantType) -> None:
+    """Without codes there is nothing to flip but bf16 in attention."""
+    source = llama_source(
+        {
+            "attn_norm": QuantType.F32,
+            "ffn_norm": QuantType.F32,
+            "output_norm": QuantType.F32,
+            "weight": kind,
+        }
+    )
+    ids = list(range(40))
+    assert worst(logits_of(source, ids), contract(source, ids)) < 50 * FP32_NOISE
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 6, "kv_heads": 3, "head_dim": 48, "hidden": 96, "feed_forward": 160},
+        {"heads": 3, "kv_heads": 1, "head_dim": 16, "hidden": 64, "feed_forward": 96, "vocab": 77},
+        {"heads": 5, "kv_heads": 5, "head_dim": 80, "hidden": 32, "feed_forward": 32},
+    ],
+    ids=["head 48", "head 16", "head 80"],
+)
+def test_odd_shapes(shape: dict[str, int]) -> None:
+    """Heads that are not whole panels, a unit with a part of its heads, a ragged vocabulary."""
+    source = llama_source({"attn_q": QuantType.F16}, **shape)
+    ids = np.random.default_rng(5).integers(0, shape.get("vocab", 320), 45).tolist()
+    assert worst(logits_of(source, ids), contract(source, ids)) < 50 * FP32_NOISE
+
+
+def test_the_tolerance_bites() -> None:
+    """A weight that is 2 % off is seen."""
+    source = llama_source(MIXED)
+    ids = list(range(30))
+    expected = contract(source, ids)
+    norm = source.bytes["blk.1.ffn_norm.weight"].view(np.float32)
+    norm *= np.float32(1.02)
+    assert worst(logits_of(source, ids), expected) > ONE_CODE
+
+
+def test_a_format_without_a_kernel_is_refused_by_name() -> None:
+    source = llama_source({})
+    source.tensors["blk.0.ffn_up.weight"].type = QuantType.Q5_1
+    with pytest.raises(GraphError, match=r"blk\.0\.ffn_up\.weight.*Q5_1.*Q4_0"):
+        make_runner(registry.build(source), source)
