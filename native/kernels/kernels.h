@@ -27,12 +27,15 @@ constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 
 // A row of activations, all parts in one run of `row_bytes` bytes, 64-byte aligned:
 //   f32     float[k]
 //   bf16    uint16[k rounded up to 2], zero padded
-//   q8_32   int8 codes[k] | float scale[k/32]  | int32 sum[k/32] | float scaled_sum[k/32]
-//   q8_256  int8 codes[k] | float scale[k/256] | int16 sum[k/16]
+//   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
+//   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
 // codes = nearest-even(x / scale) with scale = max|x| / 127 over the block (scale 0: codes 0);
-// computed as x * (127 / max|x|), scale = max|x| * (1/127) in fp32; sum = the exact sum of codes;
-// scaled_sum = scale * float(sum). Each part starts on a 64-byte boundary; 64 bytes are added when
-// the total is a multiple of 4096, since rows a power of two apart alias in L1.
+// computed as x * (127 / max|x|), scale = max|x| * (1/127) in fp32; a scale that would be denormal
+// is 0; a block that holds inf or NaN has scale NaN and codes 0, so that its outputs are NaN.
+// start = -8 (q8_32) or -32 (q8_256) times the exact sum of the codes at K % 4 in {0, 1} and in
+// {2, 3}: where dot.h starts its sums, the weights' bias being a multiple of it. scaled_sum =
+// scale * float(exact sum). Each part starts on a 64-byte boundary; 64 bytes are added when the
+// total is a multiple of 4096, since rows a power of two apart alias in L1.
 struct ActLayout {
   int64_t scale_offset, sum_offset, scaled_sum_offset, row_bytes;
 };
