@@ -72,10 +72,10 @@ struct RowKernels {
   // out = x / sqrt(mean(x^2) + eps) * weight, the sum of squares by the fixed 16-lane tree.
   // out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
-  void (*add)(const float* a, const float* b, int64_t n, float* out);      // out may be a or b
+  void (*add)(const float* a, const float* b, int64_t n, float* out);  // out may be a or b
   void (*scale)(const float* x, float factor, int64_t n, float* out);
   void (*gated)(Activation, const float* gate, const float* up, int64_t n, float* out);
-  void (*soft_cap)(const float* x, float cap, int64_t n, float* out);      // cap * tanh(x / cap)
+  void (*soft_cap)(const float* x, float cap, int64_t n, float* out);  // cap * tanh(x / cap)
   // cos/sin table of one position: angle_i = position * inv_freq[i] in double, times magnitude,
   // rounded to fp32; out = cos[pairs] then sin[pairs].
   void (*rope_table)(int64_t position, const double* inv_freq, double magnitude, int64_t pairs,
@@ -106,22 +106,22 @@ struct PageMap {
 };
 
 struct AttentionItem {
-  const float* q;         // [tokens] rows, q_stride floats apart; each row [group, head_dim]
+  const float* q;  // [tokens] rows, q_stride floats apart; each row [group, head_dim]
   int64_t q_stride;
-  float* out;             // [tokens] rows, out_stride floats apart; each row [group, head_dim]
+  float* out;  // [tokens] rows, out_stride floats apart; each row [group, head_dim]
   int64_t out_stride;
-  int32_t tokens;         // query tokens of this item
-  int32_t group;          // query heads that share this KV head
-  int32_t head_dim;       // a multiple of 16, at most 256
-  int64_t first_position; // of the first query token; token t sees keys [0, first_position + t]
-  int64_t window;         // > 0: only the last `window` keys, itself included; 0: all
-  int64_t kv_len;         // tokens written in the cache (>= first_position + tokens)
-  float scale;            // of the logits, before soft_cap
-  float soft_cap;         // 0: none
+  int32_t tokens;          // query tokens of this item
+  int32_t group;           // query heads that share this KV head
+  int32_t head_dim;        // a multiple of 16, at most 256
+  int64_t first_position;  // of the first query token; token t sees keys [0, first_position + t]
+  int64_t window;          // > 0: only the last `window` keys, itself included; 0: all
+  int64_t kv_len;          // tokens written in the cache (>= first_position + tokens)
+  float scale;             // of the logits, before soft_cap
+  float soft_cap;          // 0: none
   PageMap pages;
   const int32_t* block_table;
-  int64_t offset_in_page; // of this layer and KV head
-  void* workspace;        // attention_workspace_bytes(...) bytes, 64-byte aligned, per thread
+  int64_t offset_in_page;  // of this layer and KV head
+  void* workspace;         // attention_workspace_bytes(...) bytes, 64-byte aligned, per thread
 };
 
 struct AttentionKernels {
@@ -139,34 +139,34 @@ struct AttentionKernels {
 
 struct SampleRow {
   // draw
-  float temperature;      // 0: greedy
-  int32_t top_k;          // 0: off
-  float top_p;            // 1: off
-  float min_p;            // 0: off
+  float temperature;  // 0: greedy
+  int32_t top_k;      // 0: off
+  float top_p;        // 1: off
+  float min_p;        // 0: off
   uint64_t seed;
-  uint32_t choice;        // choice index
-  uint32_t position;      // position in the output
+  uint32_t choice;                                                // choice index
+  uint32_t position;                                              // position in the output
   float repetition_penalty, frequency_penalty, presence_penalty;  // 1, 0, 0: off
-  const int32_t* history; // prompt then output ids; read only when a penalty is on
+  const int32_t* history;  // prompt then output ids; read only when a penalty is on
   int64_t history_len;
-  int64_t prompt_len;     // ids of the prompt at the start of history
+  int64_t prompt_len;  // ids of the prompt at the start of history
   const int32_t* bias_ids;
   const float* bias_values;  // added to logits; -inf forbids
   int64_t bias_len;
-  const uint32_t* mask;   // bit per id, 1 allowed; null: all
+  const uint32_t* mask;  // bit per id, 1 allowed; null: all
   // report
-  bool score;             // do not draw: the token is `score_token` (prompt log-probabilities)
+  bool score;  // do not draw: the token is `score_token` (prompt log-probabilities)
   int32_t score_token;
-  int32_t top_logprobs;   // how many of the highest to report, at most kMaxTopLogprobs
+  int32_t top_logprobs;  // how many of the highest to report, at most kMaxTopLogprobs
 };
 constexpr int kMaxTopLogprobs = 64;
 
 struct SampleResult {
   int32_t token;
-  float logprob;          // of raw logits: before penalties, bias, mask and temperature
-  int32_t rank;           // 1 = the highest raw logit
-  bool finite;            // false: a logit was NaN or nothing was allowed; token is undefined
-  int32_t* top_ids;       // [top_logprobs], by (logit descending, id ascending)
+  float logprob;     // of raw logits: before penalties, bias, mask and temperature
+  int32_t rank;      // 1 = the highest raw logit
+  bool finite;       // false: a logit was NaN or nothing was allowed; token is undefined
+  int32_t* top_ids;  // [top_logprobs], by (logit descending, id ascending)
   float* top_logprobs;
 };
 
@@ -188,12 +188,12 @@ struct Kernels {
   const SamplingKernels* sampling;
 };
 
-#define INVAR_DECLARE_TABLES(isa)                       \
-  namespace isa {                                       \
-  extern const LinearKernels linear_kernels;            \
-  extern const RowKernels row_kernels;                  \
-  extern const AttentionKernels attention_kernels;      \
-  extern const SamplingKernels sampling_kernels;        \
+#define INVAR_DECLARE_TABLES(isa)                  \
+  namespace isa {                                  \
+  extern const LinearKernels linear_kernels;       \
+  extern const RowKernels row_kernels;             \
+  extern const AttentionKernels attention_kernels; \
+  extern const SamplingKernels sampling_kernels;   \
   }
 INVAR_DECLARE_TABLES(portable)
 INVAR_DECLARE_TABLES(avx2)
