@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol
@@ -80,7 +81,8 @@ class EventStream(Response):
                     raise error
                 if error is not None:
                     # No [DONE] behind it: a simple client would take the answer for complete.
-                    await send(body(event(error.body()), more=False))
+                    last = events(self._frames.deltas([without_end(delta) for delta in deltas]))
+                    await send(body(last + event(error.body()), more=False))
                     return
                 if not started:
                     started = True
@@ -111,6 +113,11 @@ def first_error(deltas: Sequence[ChoiceDelta]) -> ApiError | None:
         if delta.error is not None:
             return bad_request(delta.error) if delta.refused else engine_failed(delta.error)
     return None
+
+
+def without_end(delta: ChoiceDelta) -> ChoiceDelta:
+    """What had come before an error, which is no end of an answer."""
+    return dataclasses.replace(delta, finish_reason=None, error=None)
 
 
 async def collect(

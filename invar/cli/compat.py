@@ -221,6 +221,8 @@ LLAMA_CPP: tuple[Rule, ...] = (
     inert("it chats when there is no -p", "-i", "--interactive", takes=Takes.NOTHING),
     inert("with -p there is one answer", "-st", "--single-turn", takes=Takes.NOTHING),
     inert("there is no warm-up to skip", "--warmup", "--no-warmup", takes=Takes.NOTHING),
+    inert("see --log-level", "-v", "--verbose", "--log-verbose", takes=Takes.NOTHING),
+    inert("see --log-level", "-lv", "--verbosity", "--log-verbosity"),
     inert(TERMINAL, "--simple-io", "--no-display-prompt", "--log-disable", takes=Takes.NOTHING),
     inert("a full context ends the answer", "--no-context-shift", takes=Takes.NOTHING),
     inert("a full context ends the answer", "--keep", neutral=("0", "-1")),

@@ -8,11 +8,23 @@ before anything is parsed.
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any, NoReturn
 
 from invar.cli.rewrite import CommandLineError, Own
 
-METAVARS: dict[type, str] = {int: "N", float: "F"}
+# vLLM's `human_readable_int`: small letters count in tens, capital ones in twos.
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def count(text: str) -> int:
+    """A whole number, as 8192, 8k (8,000), 8K (8,192) or 25.6k."""
+    if re.fullmatch(r"\d+(\.\d+)?[kmgKMG]", text):
+        return int(float(text[:-1]) * UNITS[text[-1]])
+    return int(text)
+
+
+METAVARS: dict[object, str] = {int: "N", count: "N", float: "F"}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -56,12 +68,12 @@ class CommandParser(argparse.ArgumentParser):
 
 def add_engine_options(parser: CommandParser) -> None:
     """Options of the engine that `run` and `serve` share, under vLLM's names."""
-    parser.value("--max-model-len", "-c", type=int, help="tokens, prompt and answer")
-    parser.value("--max-num-batched-tokens", type=int, help="tokens a step")
+    parser.value("--max-model-len", "-c", type=count, help="tokens, prompt and answer")
+    parser.value("--max-num-batched-tokens", type=count, help="tokens a step")
     parser.value("--max-num-seqs", type=int, help="requests that run together")
     parser.value("--threads", "-t", type=int, help="threads; all cores if absent")
     parser.value("--gpu-memory-utilization", type=float, help="fraction of free memory")
-    parser.value("--kv-cache-memory-bytes", type=int, help="memory of KV itself")
+    parser.value("--kv-cache-memory-bytes", type=count, help="memory of KV itself")
     parser.value("--tokenizer", metavar="MODEL", help="another file to take the tokenizer from")
     parser.value("--chat-template", metavar="FILE", help="jinja2, in place of the model's own")
     parser.value("--engine-option", action="append", help=argparse.SUPPRESS)

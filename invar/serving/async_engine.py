@@ -106,7 +106,9 @@ class AsyncEngine:
         self._port.start(self._deliver_from_thread)
 
     async def close(self) -> None:
+        """Ends the engine side; whoever still waits for an answer hears that none will come."""
         await asyncio.to_thread(self._port.close)
+        self._end_all("the server is shutting down")
 
     def submit(self, choices: Sequence[ChoiceRequest]) -> Generation:
         """Sends a call to the engine under ids of our own: a caller's id may be in use twice.

@@ -182,6 +182,17 @@ def test_one_wake_up_a_step_however_many_requests() -> None:
     assert all(len(r.outputs) == 10 for r in reports if r.outputs)
 
 
+def test_closing_ends_what_is_in_flight() -> None:
+    async def body(client: AsyncEngine) -> Any:
+        generation = client.submit([choice(10**6)])
+        closing = asyncio.create_task(client.close())
+        deltas = [d async for ds in generation for d in ds]
+        await closing
+        return deltas[-1]
+
+    assert "shutting down" in run(ScriptedEngine(endless()), body).error
+
+
 def test_an_idle_engine_takes_no_steps() -> None:
     engine = ScriptedEngine(says("Hello"))
 

@@ -225,6 +225,9 @@ def test_an_engine_error_in_a_stream_is_an_event_without_done() -> None:
         data = events(server.chat(stream=True))
         assert "error" in json.loads(data[-1])
         assert "[DONE]" not in data
+        choices = [json.loads(item)["choices"][0] for item in data[:-1]]
+        assert "".join(c["delta"].get("content", "") for c in choices) == "Hello" * 3
+        assert all(choice["finish_reason"] is None for choice in choices)
         error_of(server.chat(), 500)
         error_of(server.chat(n=3), 500)
         assert server.idle()

@@ -9,6 +9,7 @@ import pytest
 from invar.cli import run, serve
 from invar.cli.compat import PEERS, Takes
 from invar.cli.compat_page import page
+from invar.cli.parser import count
 from invar.cli.rewrite import CommandLineError, Rewritten, rewrite, rules_of
 from invar.config import ABSENT, INERT, EngineConfig
 
@@ -121,6 +122,19 @@ def test_engine_options_arrive_with_their_type() -> None:
     config = engine_config(PARSERS["serve"].parse_args(rewritten.argv), max_num_seqs=7)
     assert (config.swap_space, config.dtype, config.max_num_seqs) == (4, "bfloat16", 7)
     assert config.model == "x.gguf"
+
+
+@pytest.mark.parametrize(("text", "number"), [
+    ("8192", 8192), ("8k", 8000), ("8K", 8192), ("25.6k", 25600), ("4G", 4 << 30), ("-1", -1),
+])  # fmt: skip
+def test_counts_as_vllm_reads_them(text: str, number: int) -> None:
+    assert count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "8x", "1.5"])
+def test_counts_that_are_none(text: str) -> None:
+    with pytest.raises(CommandLineError, match="--max-model-len"):
+        PARSERS["serve"].parse_args([f"--max-model-len={text}"])
 
 
 def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
