@@ -98,7 +98,7 @@ static float log_probability(float logit, float max, double log_sum) {
 
 static void report_top(const Logits& logits, int32_t count, double log_sum, SampleWork& work,
                        SampleResult& result) {
-  const Ranked ranked = rank_first(logits, count < logits.n ? count : logits.n, work);
+  const Ranked ranked = rank_first(logits, count < logits.n ? count : logits.n, -kInfinity, work);
   for (int32_t i = 0; i < count; i++) {
     const bool exists = i < ranked.n;  // a vocabulary may be shorter than the report
     result.top_ids[i] = exists ? ranked.list[i].id : 0;

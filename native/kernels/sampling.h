@@ -170,12 +170,13 @@ struct Pool {
 // once: the report and the draw often want the same.
 uint64_t sum_pool(const Pool& pool, SampleWork& work);
 
-// Candidates by rank: at least the first k, and all that equal the last of them.
+// Candidates by rank: at least the first k of those from `lowest` on, and all that equal the last
+// of them.
 struct Ranked {
   const Candidate* list;
   int64_t n;
 };
-Ranked rank_first(const Logits& logits, int64_t k, SampleWork& work);
+Ranked rank_first(const Logits& logits, int64_t k, float lowest, SampleWork& work);
 
 // ---------------------------------------------------------------- draw
 

@@ -75,13 +75,16 @@ INVAR_INLINE int64_t maxima_of(const Logits& logits) {
   return stripes_of(logits.n) * kStripeMaxima;
 }
 
-Ranked rank_first(const Logits& logits, int64_t k, SampleWork& work) {
+Ranked rank_first(const Logits& logits, int64_t k, float lowest, SampleWork& work) {
   const int64_t maxima = maxima_of(logits);
-  const float bound = k <= maxima ? kth_largest(logits.maxima, maxima, k, work.keys) : -kInfinity;
-  const int64_t n = collect(logits, {bound, kLastId}, work.candidates);
+  const float bound = k <= maxima ? kth_largest(logits.maxima, maxima, k, work.keys) : lowest;
+  const int64_t n = collect(logits, {bound > lowest ? bound : lowest, kLastId}, work.candidates);
   work.use(n);
   return {sort_by_rank(work.candidates, work.spare, n), n};
 }
+
+// Forbidden ids need no rank in a draw; under a tight mask they are nearly all.
+constexpr float kLowestFinite = -0x1.fffffep127f;
 
 static Boundary boundary_at(const Candidate& candidate) {
   return {from_key(candidate.key), candidate.id};
@@ -142,7 +145,8 @@ static Cut cut_by_p(const Pool& kept, float top_p, SampleWork& work) {
   const Logits& logits = kept.logits;
   const uint64_t threshold = top_p_threshold(top_p, sum_pool(kept, work));
   const int64_t maxima = maxima_of(logits);
-  const Ranked ranked = rank_first(logits, kFirstRanked < maxima ? kFirstRanked : maxima, work);
+  const Ranked ranked =
+      rank_first(logits, kFirstRanked < maxima ? kFirstRanked : maxima, kLowestFinite, work);
   const int64_t n = prefix_reaching({logits, ranked.list, ranked.n, kept.scale}, threshold);
   if (n <= ranked.n) return {boundary_at(ranked.list[n - 1]), true};
   return {find_crossing<Measure::weights>(logits, kept.scale, threshold, work), false};
@@ -163,8 +167,9 @@ static Cut truncate(const Logits& logits, const SampleRow& row, Scale scale, Sam
     kept.limit = &last;
     return cut_by_p(kept, row.top_p, work);
   }
-  kept.list = rank_first(logits, row.top_k, work).list;
-  kept.n = row.top_k;
+  const Ranked ranked = rank_first(logits, row.top_k, kLowestFinite, work);
+  kept.list = ranked.list;
+  kept.n = row.top_k < ranked.n ? row.top_k : ranked.n;
   if (by_p) kept.n = prefix_reaching(kept, top_p_threshold(row.top_p, sum_pool(kept, work)));
   return {boundary_at(kept.list[kept.n - 1]), true};
 }

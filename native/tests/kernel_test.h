@@ -96,7 +96,9 @@ class Guarded {
 };
 
 // Bits, not values: NaN equals the same NaN, +0 differs from -0.
-inline bool same_bits(const float* a, const float* b, size_t n) { return memcmp(a, b, n * 4) == 0; }
+inline bool same_bits(const float* a, const float* b, size_t n) {
+  return n == 0 || memcmp(a, b, n * 4) == 0;
+}
 
 inline std::vector<float> normal(std::mt19937& random, size_t n, float sigma = 1.0f) {
   std::normal_distribution<float> d(0, sigma);
