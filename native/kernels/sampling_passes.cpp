@@ -203,26 +203,31 @@ int64_t Pool::stripe(int64_t s, float* e) const {
   return count;
 }
 
-INVAR_INLINE VI bin_of(VF x, VF max, VF temperature) {
-  const VF depth = select(equal(x, max), zero(), (max - x) / temperature);
+INVAR_INLINE VI bin_of(VF x, VF max, VF temperature, bool divide) {
+  VF depth = max - x;
+  if (divide) depth = depth / temperature;
+  depth = select(equal(x, max), zero(), depth);
   return to_int(min(depth * set1(kBinsPerUnit), set1(float(kBins - 1))));
 }
 
 void bin_logits(const float* x, int64_t n, Scale scale, int32_t* out) {
   const VF max = set1(scale.max), temperature = set1(scale.temperature);
+  const bool divide = scale.temperature != 1.0f;
   int64_t i = 0;
-  for (; i + W <= n; i += W) store_i(out + i, bin_of(load(x + i), max, temperature));
+  for (; i + W <= n; i += W) store_i(out + i, bin_of(load(x + i), max, temperature, divide));
   if (const int rest = int(n - i); rest > 0)
-    store_i_n(out + i, rest, bin_of(load_n(x + i, rest), max, temperature));
+    store_i_n(out + i, rest, bin_of(load_n(x + i, rest), max, temperature, divide));
 }
 
 int64_t collect_bin(const Logits& logits, Scale scale, int32_t bin, Candidate* out) {
   const VF max = set1(scale.max), temperature = set1(scale.temperature);
+  const bool divide = scale.temperature != 1.0f;
   const VI wanted = set1_i(bin);
   int64_t count = 0;
   for (int64_t s = 0; s < stripes_of(logits.n); s++)
     each_in_stripe(
-        logits, s * kStripeIds, [=](VF v) { return equal(bin_of(v, max, temperature), wanted); },
+        logits, s * kStripeIds,
+        [=](VF v) { return equal(bin_of(v, max, temperature, divide), wanted); },
         [&](int32_t id) {
           out[count++] = {key_of(logits.x[id]), id};
           return true;
