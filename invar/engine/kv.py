@@ -132,7 +132,6 @@ class KVMemory:
         shape = (info.max_sequences, pages_of(max_model_len))
         self.tables = tuple(np.zeros(shape, np.int32) for _ in self.pools)
         self.held: dict[int, tuple[Held, ...]] = {}  # slot → per group
-        self.quiet_until: dict[int, int] = {}  # slot → rows up to here change nothing in its table
         self.free_slots = list(range(info.max_sequences - 1, -1, -1))
         self.capacity_tokens = self._capacity(max_model_len)
 
@@ -148,16 +147,16 @@ class KVMemory:
         slot = self.free_slots.pop()
         self.held[slot] = tuple(Held() for _ in self.pools)
         self._take(slot, wanted)
-        self.quiet_until[slot] = self._quiet_until(slot)
         return slot
 
     def extend(self, slot: int, computed: int, end: int) -> bool:
-        """Mutates: frees what lies behind the window of token `computed`, holds up to `end`.
+        """Mutates: holds pages up to `end`; where one is missing, what lies behind the window of
+        token `computed` goes first.
 
         Returns False when memory is short; then nothing was taken, and the request cannot run
         before a later call succeeds.
         """
-        if end <= self.quiet_until[slot]:
+        if all(end <= held.end * PAGE_TOKENS for held in self.held[slot]):
             return True
         self._free_behind_window(slot, computed)
         wanted = [max(0, pages_of(end) - held.end) for held in self.held[slot]]
@@ -167,7 +166,6 @@ class KVMemory:
         for table, held in zip(self.tables, self.held[slot], strict=True):
             if held.first:
                 table[slot, : held.first] = table[slot, held.first]
-        self.quiet_until[slot] = self._quiet_until(slot)
         return True
 
     def give_back(self, slot: int) -> None:
@@ -177,7 +175,6 @@ class KVMemory:
         """
         for group, held in enumerate(self.held.pop(slot)):
             self._free(slot, group, held.first, held.end)
-        del self.quiet_until[slot]
         self.free_slots.append(slot)
 
     def block_tables(self, slots: np.ndarray, max_kv_len: int) -> tuple[np.ndarray, ...]:
@@ -214,15 +211,6 @@ class KVMemory:
             if count:
                 table[slot, held.end : held.end + count] = pool.take(count)
                 held.end += count
-
-    def _quiet_until(self, slot: int) -> int:
-        """The end of the rows that need no page more and leave none behind a window."""
-        ends = []
-        for pool, held in zip(self.pools, self.held[slot], strict=True):
-            ends.append(held.end * PAGE_TOKENS)
-            if pool.group.window is not None:
-                ends.append((held.first + 1) * PAGE_TOKENS + pool.group.window - 1)
-        return min(ends)
 
     def _free_behind_window(self, slot: int, computed: int) -> None:
         for group, (pool, held) in enumerate(zip(self.pools, self.held[slot], strict=True)):

@@ -59,7 +59,7 @@ class Client:
         outputs = self.engine.step()
         self.engine.check_integrity()
         for output in outputs:
-            self._take(output)
+            self.take(output)
         self.outputs += outputs
         return outputs
 
@@ -76,7 +76,7 @@ class Client:
             self.step()
         raise AssertionError(f"no end after {limit} steps: {self.engine.stats()}")
 
-    def _take(self, output: EngineOutput) -> None:
+    def take(self, output: EngineOutput) -> None:
         answer = self.answers.setdefault(output.request_id, Answer([]))
         assert answer.finish_reason is None, "an output after the last one"
         answer.token_ids += output.token_ids

@@ -110,3 +110,21 @@ def test_check_integrity_sees_what_is_wrong() -> None:
             kv.free_slots.append(slot)
         with pytest.raises(AssertionError):
             kv.check_integrity()
+
+
+@pytest.mark.parametrize("window", [1, 2, 18, 31, 32, 33, 34, 50, 64])
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_what_a_step_sees_is_held_and_little_else(window: int, rows: int) -> None:
+    """A row at position p sees ``p - window + 1 … p``; every page of that is held."""
+    for start in range(0, PAGE_TOKENS, 3):
+        kv = memory(slabs=40, window=window, max_chunk=rows)
+        slot = kv.open(1)
+        assert slot is not None
+        for computed in range(start, 250 - rows, rows):
+            assert kv.extend(slot, computed, computed + rows)
+            held = kv.held[slot][1]
+            assert held.first * PAGE_TOKENS <= max(0, computed - window + 1)
+            assert computed + rows <= held.end * PAGE_TOKENS
+            if computed - start > window + PAGE_TOKENS:
+                assert held.end - held.first <= (window + rows - 2 + 31) // PAGE_TOKENS + 1
+        kv.check_integrity()

@@ -15,7 +15,7 @@ from invar.engine.request import EngineRequest
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 17, 64, 250])
-@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("window", [None, 1, 18, 24, 50])
 def test_b53_any_chunk_size_gives_the_same_tokens(chunk: int, window: int | None) -> None:
     info = runner_info(max_tokens_per_step=chunk, window=window)
     requests = [request(f"p{length}", length, 5) for length in (1, 16, 17, 64, 65, 200)]
@@ -101,6 +101,46 @@ def test_half_used_slabs_of_strangers_cannot_stop_the_oldest() -> None:
     assert client.answers == {
         one.id: lone_answer(info, Rules(), one) for one in [oldest, *strangers]
     }
+
+
+def test_a_victim_whose_row_was_planned_does_not_run() -> None:
+    """The young one decodes and is planned first; then the old one's prompt needs its page."""
+    info = runner_info(slabs=40, window=20, max_tokens_per_step=24)
+    engine = make_engine(info, policy="priority")
+    client = Client(engine)
+    old, young = request("old", 220, 4, priority=-1), request("young", 5, 60)
+    client.add(young)
+    client.step()
+    client.add(old)
+    planned = 0
+    while engine.has_unfinished:
+        free, preemptions = engine.memory.arbiter.free, engine.stats().preemptions
+        stolen: list[int] = []
+        if engine.steps > 2 and engine.scheduler.running[0].num_remaining > 1:
+            stolen = free[:]  # as if strangers held them
+            free.clear()
+        outputs = engine.step()
+        free += stolen
+        if engine.stats().preemptions > preemptions:
+            planned += 1
+            assert "young" not in {output.request_id for output in outputs}
+        for output in outputs:
+            client.take(output)
+        engine.check_integrity()
+    assert planned
+    assert client.answers == {one.id: lone_answer(info, Rules(), one) for one in (old, young)}
+
+
+def test_a_prompt_preempted_half_way_is_scored_once() -> None:
+    info = runner_info(max_tokens_per_step=16)
+    client = Client(make_engine(info))
+    scored = request("s", 100, 3, prompt_logprobs=1)
+    client.add(scored)
+    for steps in (1, 3, 2):
+        for _ in range(steps):
+            client.step()
+        client.engine.scheduler.preempt(client.engine.scheduler.running[0])
+    assert client.drain()["s"] == lone_answer(info, Rules(), scored)
 
 
 # ------------------------------------------------------------------------------ random programs
