@@ -30,15 +30,11 @@ void sample(nb::handle logits, nb::handle batch, nb::handle result, const std::s
   step.logits = {reinterpret_cast<uint8_t*>(const_cast<float*>(values.data)), values.shape[1] * 4,
                  values.shape[1], values.shape[0]};
   step.vocab = values.shape[1];
-  std::atomic<int64_t> next{0};
-  std::atomic<uint64_t> progress{0};
   Worker worker;
   worker.rows = values.shape[0];
   worker.sampling_scratch = workspace.data();
-  worker.next_item = &next;
-  worker.progress = &progress;
   const FloatState state;
-  step.run(execution, worker);
+  for (int64_t row = 0; row < worker.rows; ++row) step.run(execution, worker, row);
 }
 
 }  // namespace

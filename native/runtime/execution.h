@@ -1,7 +1,6 @@
 // What a native step may read while it runs, and the interface of a step.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -23,6 +22,7 @@ struct CacheGroup {
 // thread, read by all threads.
 struct Execution {
   const Kernels* kernels;
+  int threads = 1;
   std::vector<CacheGroup> groups;
 
   const BatchView* batch = nullptr;
@@ -40,33 +40,30 @@ struct Execution {
 // of 512 tokens makes items for many threads.
 constexpr int64_t kQueryChunk = 32;
 
-// What one thread knows of the region it takes part in.
+// What one thread knows while it runs items of a phase.
 struct Worker {
-  int index = 0;
-  int count = 1;
   int64_t rows = 0;         // of the part that runs: the step's tokens or the tile's logit rows
   int64_t first_logit = 0;  // of the tile, in the batch's logit_rows
   uint8_t* scratch = nullptr;           // Plan's scratch_bytes, 64-byte aligned
   uint8_t* sampling_scratch = nullptr;  // zero between uses
-  std::atomic<int64_t>* next_item = nullptr;   // of the phase; starts at 0
-  std::atomic<uint64_t>* progress = nullptr;   // advanced per item of work, for a watchdog
-
-  int64_t take() const {
-    progress->fetch_add(1, std::memory_order_relaxed);
-    return next_item->fetch_add(1, std::memory_order_relaxed);
-  }
 };
 
-// One phase of a plan: all threads run it, then meet at a barrier.
+// Items per thread of a phase that could be cut anyhow. One would do on an idle machine; when a
+// thread is held up, the others take over what it has not begun.
+constexpr int64_t kItemsPerThread = 4;
+
+// One phase of a plan: independent items of work. The next phase starts when all are done.
 class Step {
  public:
   virtual ~Step() = default;
-  virtual void run(const Execution& execution, const Worker& worker) const = 0;
+  // How many items `rows` rows make; depends on nothing that changes while the phase runs.
+  virtual int64_t items(const Execution& execution, int64_t rows) const = 0;
+  virtual void run(const Execution& execution, const Worker& worker, int64_t item) const = 0;
   virtual int64_t scratch_bytes() const { return 0; }  // of Worker::scratch
   virtual const char* kind() const = 0;                // for profiles
 };
 
-// Whether row r may start another thread's rows: tokens 2i and 2i + 1 of a page lie interleaved in
+// Whether row r may start another item's rows: tokens 2i and 2i + 1 of a page lie interleaved in
 // V, so that one thread writes both. Returns r or r + 1.
 inline int64_t pair_boundary(const Execution& e, int64_t r) {
   const bool splits_pair = r > 0 && r < e.rows &&

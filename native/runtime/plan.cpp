@@ -1,7 +1,6 @@
 #include "runtime/plan.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -12,6 +11,7 @@ Plan::Plan(const Kernels& kernels, const PlanLimits& limits, uint8_t* scratch)
     : limits_(limits), scratch_(scratch) {
   const size_t tokens = static_cast<size_t>(limits.max_tokens);
   execution_.kernels = &kernels;
+  execution_.threads = limits.threads;
   execution_.token_ids.resize(tokens);
   execution_.token_sequence.resize(tokens);
   execution_.token_position.resize(tokens);
@@ -55,8 +55,8 @@ void Plan::run(const BatchView& batch) {
   check(batch);
   prepare(batch);
   failed_.store(false, std::memory_order_relaxed);
-  barrier_.reset(limits_.threads);
-  for (Counter& counter : counters_) counter.value.store(0, std::memory_order_relaxed);
+  if (profile_) phase_start_ = std::chrono::steady_clock::now();
+  start_phase(0);
   ThreadPool::instance().run(limits_.threads, [this](int thread) { run_thread(thread); });
   execution_.batch = nullptr;
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -64,52 +64,84 @@ void Plan::run(const BatchView& batch) {
   sample_count_ = batch.logit_count;
 }
 
+uint32_t Plan::phase_count() const {
+  const int64_t tiles = (execution_.batch->logit_count + kHeadRows - 1) / kHeadRows;
+  return static_cast<uint32_t>(body_.size() + tiles * head_.size());
+}
+
+Plan::Phase Plan::phase_at(uint32_t index) const {
+  if (index < body_.size()) return {body_[index].get(), execution_.rows, 0};
+  const int64_t in_head = static_cast<int64_t>(index - body_.size());
+  const int64_t tile = in_head / static_cast<int64_t>(head_.size());
+  const int64_t first = tile * kHeadRows;
+  return {head_[in_head % static_cast<int64_t>(head_.size())].get(),
+          std::min(kHeadRows, execution_.batch->logit_count - first), first};
+}
+
+// Opens the first phase from `first` on that has items, or the end. The caller alone may do this:
+// before the region, or as the one who finished the last item of the phase before.
+void Plan::start_phase(uint32_t first) {
+  uint32_t next = first;
+  for (; next < phase_count(); ++next) {
+    const Phase phase = phase_at(next);
+    if (phase.step->items(execution_, phase.rows) > 0) break;
+  }
+  done_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t{next} << 32, std::memory_order_release);
+  current_.store(next, std::memory_order_release);
+  current_.notify_all();
+}
+
 void Plan::run_thread(int thread) {
   Worker worker;
-  worker.index = thread;
-  worker.count = limits_.threads;
-  worker.progress = &progress_;
-  worker.scratch =
-      scratch_ + thread * (limits_.scratch_bytes + limits_.sampling_scratch_bytes);
+  worker.scratch = scratch_ + thread * (limits_.scratch_bytes + limits_.sampling_scratch_bytes);
   worker.sampling_scratch = worker.scratch + limits_.scratch_bytes;
-  uint32_t phase = 0;
-  worker.rows = execution_.rows;
-  for (const auto& step : body_) run_step(*step, worker, phase++);
-  const int64_t logits = execution_.batch->logit_count;
-  for (int64_t first = 0; first < logits; first += kHeadRows) {
-    worker.first_logit = first;
-    worker.rows = std::min(kHeadRows, logits - first);
-    for (const auto& step : head_) run_step(*step, worker, phase++);
+  const uint32_t end = phase_count();
+  for (;;) {
+    const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    const uint32_t index = static_cast<uint32_t>(ticket >> 32);
+    if (index >= end) return;
+    const Phase phase = phase_at(index);
+    const int64_t items = phase.step->items(execution_, phase.rows);
+    const int64_t item = static_cast<int64_t>(ticket & 0xFFFFFFFF);
+    if (item >= items) {
+      wait_while(current_, index);
+      continue;
+    }
+    worker.rows = phase.rows;
+    worker.first_logit = phase.first_logit;
+    run_item(phase, worker, item);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items) {
+      if (profile_) record_time(*phase.step);
+      start_phase(index + 1);
+    }
   }
 }
 
-void Plan::run_step(const Step& step, Worker& worker, uint32_t phase) {
-  const auto start = profile_ ? std::chrono::steady_clock::now()
-                              : std::chrono::steady_clock::time_point{};
-  worker.next_item = &counters_[phase % 3].value;
-  // Everyone here has left phase p - 2, whose counter phase p + 1 takes up.
-  if (worker.index == 0) counters_[(phase + 1) % 3].value.store(0, std::memory_order_relaxed);
-  if (!failed_.load(std::memory_order_relaxed)) {
-    try {
-      step.run(execution_, worker);
-    } catch (...) {
-      const std::lock_guard<std::mutex> guard(error_lock_);
-      if (!error_) error_ = std::current_exception();
-      failed_.store(true, std::memory_order_relaxed);
-    }
+void Plan::run_item(const Phase& phase, const Worker& worker, int64_t item) {
+  progress_.fetch_add(1, std::memory_order_relaxed);
+  if (failed_.load(std::memory_order_relaxed)) return;  // the step is lost: only finish it
+  try {
+    phase.step->run(execution_, worker, item);
+  } catch (...) {
+    const std::lock_guard<std::mutex> guard(error_lock_);
+    if (!error_) error_ = std::current_exception();
+    failed_.store(true, std::memory_order_relaxed);
   }
-  barrier_.arrive_and_wait();
-  if (profile_ && worker.index == 0) {
-    const auto spent = std::chrono::steady_clock::now() - start;
-    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count();
-    for (StepTime& time : times_) {
-      if (time.kind != step.kind()) continue;
-      ++time.calls;
-      time.nanoseconds += ns;
-      return;
-    }
-    times_.push_back({step.kind(), 1, ns});
+}
+
+void Plan::record_time(const Step& step) {
+  const auto now = std::chrono::steady_clock::now();
+  const int64_t ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now - phase_start_).count();
+  phase_start_ = now;
+  for (StepTime& time : times_) {
+    if (time.kind != step.kind()) continue;
+    ++time.calls;
+    time.nanoseconds += ns;
+    return;
   }
+  times_.push_back({step.kind(), 1, ns});
 }
 
 std::vector<StepTime> Plan::profile() const { return times_; }

@@ -1,8 +1,8 @@
 // A plan: native steps over pre-planned buffers, recorded once and replayed for every batch.
 #pragma once
 
-#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -33,7 +33,7 @@ struct PlanLimits {
 struct StepTime {
   std::string kind;
   int64_t calls;
-  int64_t nanoseconds;  // of thread 0, the wait at the barrier included
+  int64_t nanoseconds;  // from the end of the phase before to its own end
 };
 
 class Plan {
@@ -72,8 +72,19 @@ class Plan {
   void check_sampling(const BatchView& batch) const;
   void prepare(const BatchView& batch);
   void place_tokens(const BatchView& batch);
+
+  // Phase p of a step: a step of the body, or of the head for one tile of logit rows.
+  struct Phase {
+    const Step* step;
+    int64_t rows;
+    int64_t first_logit;
+  };
+  Phase phase_at(uint32_t index) const;
+  uint32_t phase_count() const;
+  void start_phase(uint32_t first);
   void run_thread(int thread);
-  void run_step(const Step& step, Worker& worker, uint32_t phase);
+  void run_item(const Phase& phase, const Worker& worker, int64_t item);
+  void record_time(const Step& step);
 
   PlanLimits limits_;
   uint8_t* scratch_;
@@ -85,17 +96,18 @@ class Plan {
   int64_t sample_count_ = 0;
 
   std::mutex running_;
-  Barrier barrier_;
-  // Three counters in turn: while phase p uses one, that of p + 1 is zeroed, and a slow thread may
-  // still look at that of p - 1 (see run_step).
-  struct alignas(64) Counter {
-    std::atomic<int64_t> value{0};
-  };
-  std::array<Counter, 3> counters_;
+  // Threads do not meet at barriers: the next phase starts when all items of this one are done, so
+  // that a thread which the system holds up between two items holds nobody up. `ticket_` is the
+  // phase in the upper half and its next item in the lower; whoever takes a number runs that item,
+  // also one who slept through phases. `current_` is what threads without an item wait for.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> done_{0};
+  alignas(64) std::atomic<uint32_t> current_{0};
   alignas(64) std::atomic<uint64_t> progress_{0};
   std::atomic<bool> failed_{false};
   std::mutex error_lock_;
   std::exception_ptr error_;
+  std::chrono::steady_clock::time_point phase_start_;  // of the current phase, in profiles
   std::vector<StepTime> times_;
 };
 

@@ -11,16 +11,17 @@ int64_t AttentionStep::scratch_bytes() const {
          act_layout(act.format, heads / kv_heads * head_dim).row_bytes;
 }
 
-void AttentionStep::run(const Execution& e, const Worker& w) const {
-  const int64_t items = e.query_chunks * kv_heads;
-  for (int64_t item = w.take(); item < items; item = w.take()) {
-    // Backwards: the last chunk of a prompt sees the most keys, and the longest items go first.
-    run_item(e, w, e.query_chunks - 1 - item / kv_heads, item % kv_heads);
-  }
+int64_t AttentionStep::items(const Execution& e, int64_t) const {
+  return e.query_chunks * kv_heads;
 }
 
-void AttentionStep::run_item(const Execution& e, const Worker& w, int64_t chunk,
-                             int64_t kv_head) const {
+void AttentionStep::run(const Execution& e, const Worker& w, int64_t item) const {
+  // Backwards: the last chunk of a prompt sees the most keys, and the longest items go first.
+  run_chunk(e, w, e.query_chunks - 1 - item / kv_heads, item % kv_heads);
+}
+
+void AttentionStep::run_chunk(const Execution& e, const Worker& w, int64_t chunk,
+                              int64_t kv_head) const {
   const CacheGroup& cache = e.groups[group];
   const int32_t sequence = e.query_sequence[chunk];
   const int64_t row = e.query_first_row[chunk];

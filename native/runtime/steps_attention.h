@@ -21,14 +21,15 @@ class AttentionStep : public Step {
   int32_t head_dim, kv_heads;
   int64_t workspace_bytes;  // of the kernel for kQueryChunk tokens
 
-  void run(const Execution& execution, const Worker& worker) const override;
+  int64_t items(const Execution& execution, int64_t rows) const override;
+  void run(const Execution& execution, const Worker& worker, int64_t item) const override;
   int64_t scratch_bytes() const override;
   const char* kind() const override { return "attention"; }
 
  private:
   int64_t result_bytes() const { return kQueryChunk * heads / kv_heads * head_dim * 4; }
-  void run_item(const Execution& execution, const Worker& worker, int64_t chunk,
-                int64_t kv_head) const;
+  void run_chunk(const Execution& execution, const Worker& worker, int64_t chunk,
+                 int64_t kv_head) const;
 };
 
 }  // namespace invar

@@ -7,8 +7,8 @@
 namespace invar {
 namespace {
 
-// Up to this many rows the weights' bytes are what a product costs: every thread then streams one
-// contiguous share of the panels. Above it, items come off a counter.
+// Up to this many rows the weights' bytes are what a product costs: an item then streams one
+// contiguous share of the panels. Above it, an item is a unit times a block of rows.
 constexpr int64_t kFewRows = 16;
 
 // A tile of 64 KiB leaves most of a 512 KiB L2 to the panel and to activation rows.
@@ -45,57 +45,62 @@ void LinearStep::add(Part part) {
 void LinearStep::share_units() {
   int64_t total = 0;
   for (size_t p = 0; p < parts_.size(); ++p) total += parts_[p].units * shapes_[p].unit_bytes;
-  first_unit_.assign(threads_ + 1, shapes_.back().first_unit + parts_.back().units);
-  int thread = 0;
-  int64_t before = 0;
+  first_unit_.assign(shares_ + 1, shapes_.back().first_unit + parts_.back().units);
+  int64_t share = 0, before = 0;
   for (size_t p = 0; p < parts_.size(); ++p) {
     for (int64_t u = 0; u < parts_[p].units; ++u, before += shapes_[p].unit_bytes) {
-      // The unit goes to the thread whose share holds the unit's middle.
+      // A unit goes to the share that holds its middle.
       const int64_t middle = before + shapes_[p].unit_bytes / 2;
-      while (thread < threads_ && middle >= total / threads_ * thread) {
-        first_unit_[thread++] = shapes_[p].first_unit + u;
+      while (share < shares_ && middle >= total / shares_ * share) {
+        first_unit_[share++] = shapes_[p].first_unit + u;
       }
     }
   }
 }
 
-void LinearStep::run(const Execution& e, const Worker& w) const {
-  if (w.rows <= kFewRows) {
-    run_static(e, w);
-  } else {
-    run_dynamic(e, w);
-  }
-}
-
-void LinearStep::run_static(const Execution& e, const Worker& w) const {
+int64_t LinearStep::items(const Execution&, int64_t rows) const {
+  if (rows <= kFewRows) return rows == 0 ? 0 : shares_;
+  int64_t count = 0;
   for (size_t p = 0; p < parts_.size(); ++p) {
-    const int64_t first = std::max(first_unit_[w.index], shapes_[p].first_unit);
-    const int64_t last =
-        std::min(first_unit_[w.index + 1], shapes_[p].first_unit + parts_[p].units);
-    for (int64_t unit = first; unit < last; ++unit) {
-      run_rows(e, w, p, unit - shapes_[p].first_unit, 0, w.rows);
-    }
+    const int64_t block = shapes_[p].block_rows;
+    count += parts_[p].units * ((rows + block - 1) / block);
   }
-  w.progress->fetch_add(1, std::memory_order_relaxed);
+  return count;
 }
 
-void LinearStep::run_dynamic(const Execution& e, const Worker& w) const {
-  int64_t begin = 0;  // of the part's items
-  int64_t item = w.take();
+void LinearStep::run(const Execution& e, const Worker& w, int64_t item) const {
+  if (w.rows <= kFewRows) {
+    run_share(e, w, item);
+  } else {
+    run_block(e, w, item);
+  }
+}
+
+void LinearStep::run_share(const Execution& e, const Worker& w, int64_t share) const {
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const int64_t begin = shapes_[p].first_unit;
+    const int64_t first = std::max(first_unit_[share], begin);
+    const int64_t last = std::min(first_unit_[share + 1], begin + parts_[p].units);
+    for (int64_t unit = first; unit < last; ++unit) run_rows(e, w, p, unit - begin, 0, w.rows);
+  }
+}
+
+void LinearStep::run_block(const Execution& e, const Worker& w, int64_t item) const {
   for (size_t p = 0; p < parts_.size(); ++p) {
     const int64_t block = shapes_[p].block_rows;
     const int64_t blocks = (w.rows + block - 1) / block;
-    for (; item < begin + parts_[p].units * blocks; item = w.take()) {
-      const int64_t unit = (item - begin) / blocks;
-      int64_t first = (item - begin) % blocks * block;
-      int64_t last = std::min(first + block, w.rows);
-      if (parts_[p].epilogue->writes_pages()) {
-        first = pair_boundary(e, first);
-        last = pair_boundary(e, last);
-      }
-      run_rows(e, w, p, unit, first, last);
+    const int64_t count = parts_[p].units * blocks;
+    if (item >= count) {
+      item -= count;
+      continue;
     }
-    begin += parts_[p].units * blocks;
+    int64_t first = item % blocks * block;
+    int64_t last = std::min(first + block, w.rows);
+    if (parts_[p].epilogue->writes_pages()) {
+      first = pair_boundary(e, first);
+      last = pair_boundary(e, last);
+    }
+    return run_rows(e, w, p, item / blocks, first, last);
   }
 }
 

@@ -103,9 +103,10 @@ struct Part {
 
 class LinearStep : public Step {
  public:
-  explicit LinearStep(int threads) : threads_(threads) {}
+  explicit LinearStep(int threads) : shares_(threads * kItemsPerThread) {}
   void add(Part part);
-  void run(const Execution& execution, const Worker& worker) const override;
+  int64_t items(const Execution& execution, int64_t rows) const override;
+  void run(const Execution& execution, const Worker& worker, int64_t item) const override;
   int64_t scratch_bytes() const override { return scratch_bytes_; }
   const char* kind() const override { return "linear"; }
 
@@ -117,18 +118,18 @@ class LinearStep : public Step {
     int64_t unit_bytes;
   };
 
-  void run_static(const Execution& execution, const Worker& worker) const;
-  void run_dynamic(const Execution& execution, const Worker& worker) const;
+  void run_share(const Execution& execution, const Worker& worker, int64_t share) const;
+  void run_block(const Execution& execution, const Worker& worker, int64_t item) const;
   void run_rows(const Execution& execution, const Worker& worker, size_t part, int64_t unit,
                 int64_t first, int64_t last) const;
   void run_tile(const Execution& execution, size_t part, Tile tile) const;
   void share_units();
 
-  int threads_;
+  int64_t shares_;
   int64_t scratch_bytes_ = 0;
   std::vector<Part> parts_;
   std::vector<Shape> shapes_;
-  std::vector<int64_t> first_unit_;  // [threads + 1]: shares of equal weight bytes
+  std::vector<int64_t> first_unit_;  // [shares + 1]: shares of about equal weight bytes
 };
 
 }  // namespace invar

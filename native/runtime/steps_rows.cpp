@@ -1,16 +1,21 @@
 #include "runtime/steps_rows.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace invar {
 
-void RowStep::run(const Execution& e, const Worker& w) const {
-  const int64_t first = pair_boundary(e, w.rows * w.index / w.count);
-  const int64_t last = pair_boundary(e, w.rows * (w.index + 1) / w.count);
+int64_t RowStep::items(const Execution& e, int64_t rows) const {
+  return std::min<int64_t>(rows, e.threads * kItemsPerThread);
+}
+
+void RowStep::run(const Execution& e, const Worker& w, int64_t item) const {
+  const int64_t count = items(e, w.rows);
+  const int64_t first = pair_boundary(e, w.rows * item / count);
+  const int64_t last = pair_boundary(e, w.rows * (item + 1) / count);
   for (int64_t row = first; row < last && row < w.rows; ++row) {
     for (const auto& op : ops_) op->run(e, w, row);
   }
-  w.progress->fetch_add(1, std::memory_order_relaxed);
 }
 
 void EmbedOp::run(const Execution& e, const Worker&, int64_t row) const {

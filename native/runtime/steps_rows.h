@@ -16,11 +16,12 @@ class RowOp {
   virtual void run(const Execution& execution, const Worker& worker, int64_t row) const = 0;
 };
 
-// Every thread takes a contiguous share of the rows and runs all operations on each of them.
+// An item is a contiguous share of the rows: all operations on one row, then on the next.
 class RowStep : public Step {
  public:
   void add(std::unique_ptr<RowOp> op) { ops_.push_back(std::move(op)); }
-  void run(const Execution& execution, const Worker& worker) const override;
+  int64_t items(const Execution& execution, int64_t rows) const override;
+  void run(const Execution& execution, const Worker& worker, int64_t item) const override;
   const char* kind() const override { return "rows"; }
 
  private:

@@ -31,20 +31,18 @@ SampleRow sample_row(const Execution& e, int64_t r) {
 
 }  // namespace
 
-void SampleStep::run(const Execution& e, const Worker& w) const {
+void SampleStep::run(const Execution& e, const Worker& w, int64_t item) const {
   const ResultView& to = e.batch->result;
-  for (int64_t i = w.take(); i < w.rows; i = w.take()) {
-    const int64_t r = w.first_logit + i;
-    SampleResult result{};
-    result.top_ids = to.top_ids + r * to.max_top;
-    result.top_logprobs = to.top_logprobs + r * to.max_top;
-    e.kernels->sampling->sample(logits.row(i), vocab, sample_row(e, r), result,
-                                w.sampling_scratch);
-    to.token_ids[r] = result.token;
-    to.logprobs[r] = result.logprob;
-    to.ranks[r] = result.rank;
-    to.finite[r] = result.finite;
-  }
+  const int64_t r = w.first_logit + item;
+  SampleResult result{};
+  result.top_ids = to.top_ids + r * to.max_top;
+  result.top_logprobs = to.top_logprobs + r * to.max_top;
+  e.kernels->sampling->sample(logits.row(item), vocab, sample_row(e, r), result,
+                              w.sampling_scratch);
+  to.token_ids[r] = result.token;
+  to.logprobs[r] = result.logprob;
+  to.ranks[r] = result.rank;
+  to.finite[r] = result.finite;
 }
 
 }  // namespace invar

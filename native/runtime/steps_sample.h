@@ -14,7 +14,8 @@ class SampleStep : public Step {
   Matrix logits;
   int64_t vocab;  // ids that can be sampled; logits behind them are never read
 
-  void run(const Execution& execution, const Worker& worker) const override;
+  int64_t items(const Execution&, int64_t rows) const override { return rows; }
+  void run(const Execution& execution, const Worker& worker, int64_t item) const override;
   const char* kind() const override { return "sample"; }
 };
 

@@ -36,22 +36,6 @@ FloatState::~FloatState() {
 #endif
 }
 
-void Barrier::reset(int participants) {
-  participants_ = participants;
-  missing_.store(participants, std::memory_order_relaxed);
-}
-
-void Barrier::arrive_and_wait() {
-  const uint32_t generation = generation_.load(std::memory_order_acquire);
-  if (missing_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    missing_.store(participants_, std::memory_order_relaxed);
-    generation_.store(generation + 1, std::memory_order_release);
-    generation_.notify_all();
-    return;
-  }
-  wait_while(generation_, generation);
-}
-
 ThreadPool& ThreadPool::instance() {
   // Never destroyed: workers may still sleep in it when the process exits.
   static std::mutex lock;

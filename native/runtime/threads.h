@@ -1,4 +1,4 @@
-// The process's one pool of threads, its barrier, and the floating-point state of a region.
+// The process's one pool of threads, how they wait, and the floating-point state of a region.
 #pragma once
 
 #include <atomic>
@@ -52,17 +52,6 @@ class FloatState {
 
  private:
   uint64_t saved_;
-};
-
-class Barrier {
- public:
-  void reset(int participants);  // while nobody waits
-  void arrive_and_wait();
-
- private:
-  int participants_ = 1;
-  alignas(64) std::atomic<int32_t> missing_{1};
-  alignas(64) std::atomic<uint32_t> generation_{0};
 };
 
 class ThreadPool {
