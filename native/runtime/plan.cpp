@@ -87,8 +87,10 @@ void Plan::start_phase(uint32_t first) {
     if (phase.step->items(execution_, phase.rows) > 0) break;
   }
   done_.store(0, std::memory_order_relaxed);
-  ticket_.store(uint64_t{next} << 32, std::memory_order_release);
+  // The ticket last: from then on others may run this phase and all that follow, and a late store
+  // to `current_` would take it backwards under a thread that waits for it to advance.
   current_.store(next, std::memory_order_release);
+  ticket_.store(uint64_t{next} << 32, std::memory_order_release);
   current_.notify_all();
 }
 
