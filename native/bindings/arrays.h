@@ -41,10 +41,9 @@ template <class T, int Dimensions>
 View<T, Dimensions> view(nb::handle object, const std::string& name) {
   Array<T, Dimensions> array;
   if (!nb::try_cast(object, array, false)) {
-    throw std::invalid_argument(name + ": expected a contiguous " +
-                                type_name<std::remove_const_t<T>>() + " array of " +
-                                std::to_string(Dimensions) + " dimensions, got " +
-                                nb::repr(object.type()).c_str());
+    throw std::invalid_argument(
+        name + ": expected a contiguous " + type_name<std::remove_const_t<T>>() + " array of " +
+        std::to_string(Dimensions) + " dimensions, got " + nb::repr(object.type()).c_str());
   }
   View<T, Dimensions> result{array.data(), {}};
   for (int i = 0; i < Dimensions; ++i) result.shape[i] = static_cast<int64_t>(array.shape(i));

@@ -60,12 +60,12 @@ Floats gemm(const std::string& format_name, nb::handle raw, nb::handle x, const 
   const FloatState state;
   linear.pack(format, weight.data, n, k, 0, panels, packed.data());
   for (int64_t r = 0; r < rows; ++r) {
-    linear.quantize(act_format_of(format), values.data + r * k, k, act.data() + r * layout.row_bytes);
+    linear.quantize(act_format_of(format), values.data + r * k, k,
+                    act.data() + r * layout.row_bytes);
   }
   for (int64_t p = 0; p < panels; ++p) {
-    linear.gemm(format, packed.data() + p * panel_bytes(format, k), k, act.data(),
-                layout.row_bytes, static_cast<int>(rows), out + p * kPanelColumns,
-                panels * kPanelColumns);
+    linear.gemm(format, packed.data() + p * panel_bytes(format, k), k, act.data(), layout.row_bytes,
+                static_cast<int>(rows), out + p * kPanelColumns, panels * kPanelColumns);
   }
   auto copy = new_array<float>({static_cast<size_t>(rows), static_cast<size_t>(n)});
   for (int64_t r = 0; r < rows; ++r) {
@@ -127,13 +127,13 @@ Floats attention(nb::handle q, nb::handle k, nb::handle v, int64_t window, float
   const int64_t pages = (kv_len + kPageTokens - 1) / kPageTokens;
   const int64_t page_bytes = kv_heads * kv_head_bytes(dim), group = heads / kv_heads;
   const Memory arena(pages * page_bytes);
-  const Memory workspace(kernel.workspace_bytes(static_cast<int32_t>(tokens),
-                                                static_cast<int32_t>(group),
-                                                static_cast<int32_t>(dim)));
+  const Memory workspace(kernel.workspace_bytes(
+      static_cast<int32_t>(tokens), static_cast<int32_t>(group), static_cast<int32_t>(dim)));
   std::memset(arena.data(), 0xFF, static_cast<size_t>(arena.bytes()));  // unwritten KV is NaN
   std::vector<int32_t> table(static_cast<size_t>(pages));
   for (int64_t p = 0; p < pages; ++p) table[p] = static_cast<int32_t>(pages - 1 - p);
-  auto out = new_array<float>({static_cast<size_t>(tokens), static_cast<size_t>(heads), static_cast<size_t>(dim)});
+  auto out = new_array<float>(
+      {static_cast<size_t>(tokens), static_cast<size_t>(heads), static_cast<size_t>(dim)});
   const PageMap map{arena.data(), page_bytes, page_bytes, 1};
   const FloatState state;
   for (int64_t t = 0; t < kv_len; ++t) {

@@ -16,8 +16,8 @@ struct PackJob {
   WeightFormat format;
   const uint8_t* rows;
   int64_t n, k;
-  uint8_t* out;             // of unit 0
-  int64_t unit_stride;      // bytes
+  uint8_t* out;         // of unit 0
+  int64_t unit_stride;  // bytes
   int64_t panels_per_unit;
 };
 
@@ -75,8 +75,9 @@ void bind_memory(nb::module_& module) {
   module.def("panel_bytes", [](const std::string& format, int64_t k) {
     return panel_bytes(weight_format(format), k);
   });
-  module.def("act_format_of",
-             [](const std::string& format) { return name_of(act_format_of(weight_format(format))); });
+  module.def("act_format_of", [](const std::string& format) {
+    return name_of(act_format_of(weight_format(format)));
+  });
   module.def("act_row_bytes", [](const std::string& format, int64_t k) {
     return act_layout(act_format(format), k).row_bytes;
   });

@@ -69,8 +69,8 @@ void bind_linear(nb::module_& module, nb::class_<PlanBuilder>& plan) {
           "__init__",
           [](SegmentSpec* self, const std::string& format, int64_t x, nb::object memory,
              int64_t offset, int64_t unit_stride, int64_t panels_per_unit, int64_t panels) {
-            new (self) SegmentSpec{weight_format(format), x,           memory, offset,
-                                   unit_stride,           panels_per_unit, panels};
+            new (self) SegmentSpec{weight_format(format), x,     memory, offset, unit_stride,
+                                   panels_per_unit,       panels};
           },
           nb::arg("format"), nb::arg("x"), nb::arg("memory"), nb::arg("offset"),
           nb::arg("unit_stride"), nb::arg("panels_per_unit"), nb::arg("panels"));
@@ -79,8 +79,8 @@ void bind_linear(nb::module_& module, nb::class_<PlanBuilder>& plan) {
            nb::arg("bias").none(), nb::arg("norm").none(), nb::arg("eps"),
            nb::arg("rope_table").none(), nb::arg("rope_style"), nb::arg("rope_pairs"));
   plan.def("begin_linear", &PlanBuilder::begin_linear)
-      .def("part_store", &PlanBuilder::part_store, nb::arg("segment"), nb::arg("n"),
-           nb::arg("out"), nb::arg("bias").none(), nb::arg("residual").none())
+      .def("part_store", &PlanBuilder::part_store, nb::arg("segment"), nb::arg("n"), nb::arg("out"),
+           nb::arg("bias").none(), nb::arg("residual").none())
       .def("part_gated", &PlanBuilder::part_gated, nb::arg("gate"), nb::arg("up"), nb::arg("n"),
            nb::arg("activation"), nb::arg("gate_bias").none(), nb::arg("up_bias").none(),
            nb::arg("out").none(), nb::arg("act").none())
@@ -104,8 +104,8 @@ void bind_plan(nb::module_& module) {
       .def("activations", &PlanBuilder::activations, nb::arg("offset"), nb::arg("format"),
            nb::arg("k"), nb::arg("rows"))
       .def("cache_group", &PlanBuilder::cache_group, nb::arg("memory"), nb::arg("slab_bytes"),
-           nb::arg("page_bytes"), nb::arg("pages_per_slab"), nb::arg("slabs"),
-           nb::arg("kv_heads"), nb::arg("head_dim"), nb::arg("window"))
+           nb::arg("page_bytes"), nb::arg("pages_per_slab"), nb::arg("slabs"), nb::arg("kv_heads"),
+           nb::arg("head_dim"), nb::arg("window"))
       .def("begin_head", &PlanBuilder::begin_head)
       .def("attention", &PlanBuilder::attention, nb::arg("q"), nb::arg("group"), nb::arg("layer"),
            nb::arg("heads"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("out").none(),

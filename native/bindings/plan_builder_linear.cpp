@@ -16,9 +16,8 @@ int64_t units_of(const SegmentSpec& spec) {
 
 void expect_columns(const SegmentSpec& spec, int64_t columns, const char* what) {
   if (spec.panels != panels_of(columns)) {
-    throw std::invalid_argument(std::string("plan: ") + what + ": " +
-                                std::to_string(spec.panels) + " panels for " +
-                                std::to_string(columns) + " columns");
+    throw std::invalid_argument(std::string("plan: ") + what + ": " + std::to_string(spec.panels) +
+                                " panels for " + std::to_string(columns) + " columns");
   }
 }
 

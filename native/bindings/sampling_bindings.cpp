@@ -17,7 +17,8 @@ namespace {
 void sample(nb::handle logits, nb::handle batch, nb::handle result, const std::string& isa) {
   const auto values = view<const float, 2>(logits, "logits");
   const BatchView v = batch_view(batch, result);
-  if (v.logit_count != values.shape[0]) throw std::invalid_argument("logits: one row per logit row");
+  if (v.logit_count != values.shape[0])
+    throw std::invalid_argument("logits: one row per logit row");
   Execution execution{};
   execution.kernels = &choose_kernels(isa);
   execution.batch = &v;

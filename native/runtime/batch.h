@@ -50,7 +50,7 @@ struct BatchView {
   int64_t tokens;
   const int32_t* feedback;  // [feedback_count, 2]: row, index in the previous step's samples
   int64_t feedback_count;
-  const int32_t* positions;  // of axis 0
+  const int32_t* positions;    // of axis 0
   const int32_t* query_start;  // [sequences + 1]
   const int32_t* kv_len;
   int64_t sequences;

@@ -30,7 +30,7 @@ void quantize_columns(const LinearKernels& linear, const Activations& out, int64
   linear.quantize(out.format, x, count, scratch);
   // Columns per element of each part behind the codes, and its bytes (layout.cpp act_layout).
   struct Part {
-    int64_t ActLayout::*offset;
+    int64_t ActLayout::* offset;
     int64_t columns, bytes;
   };
   static constexpr Part kParts32[] = {{&ActLayout::scale_offset, 32, 4},

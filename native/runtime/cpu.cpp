@@ -54,19 +54,31 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// The cgroup's quota in processors, infinity where there is none.
-double cgroup_cpus() {
-  std::istringstream v2(first_line("/sys/fs/cgroup/cpu.max"));
+// "quota period" or "max period" in processors; infinity where there is no quota.
+double quota_of(const std::string& line) {
+  std::istringstream fields(line);
   std::string quota;
   double period = 0;
-  if (v2 >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
-  std::istringstream v1(first_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"));
-  std::istringstream v1_period(first_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
-  double v1_quota = 0;
-  if (v1 >> v1_quota && v1_period >> period && v1_quota > 0 && period > 0) {
-    return v1_quota / period;
+  if (!(fields >> quota >> period) || quota == "max" || period <= 0) return HUGE_VAL;
+  return std::atof(quota.c_str()) / period;
+}
+
+// The smallest quota of the process's cgroup and those above it (version 2), or version 1's.
+double cgroup_cpus() {
+  const std::string root = "/sys/fs/cgroup";
+  double cpus = quota_of(first_line(root + "/cpu.max"));
+  std::string group = first_line("/proc/self/cgroup");  // "0::/a/b"
+  group = group.rfind("0::/", 0) == 0 ? group.substr(3) : "";
+  while (group.size() > 1) {
+    cpus = std::min(cpus, quota_of(first_line(root + group + "/cpu.max")));
+    group.resize(group.rfind('/'));
   }
-  return HUGE_VAL;
+  const std::string v1 = root + "/cpu/cpu.cfs_";
+  const std::string quota = first_line(v1 + "quota_us");
+  if (!quota.empty() && quota[0] != '-') {  // -1: none
+    cpus = std::min(cpus, quota_of(quota + " " + first_line(v1 + "period_us")));
+  }
+  return cpus;
 }
 
 std::vector<int> affinity() {

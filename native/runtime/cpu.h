@@ -14,7 +14,8 @@ std::vector<std::string> available_isas();
 // The kernel table of one instruction set. Throws std::invalid_argument naming the available ones.
 const Kernels& kernels_for(const std::string& isa);
 
-// The table of INVAR_ISA if that is set, else the best one. Read at every call: engines choose once.
+// The table of INVAR_ISA if that is set, else the best one. Read at every call: engines choose
+// once.
 const Kernels& kernels();
 
 // Physical cores in the affinity mask, at most the cgroup's CPU quota rounded up; at least 1.

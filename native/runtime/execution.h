@@ -26,8 +26,8 @@ struct Execution {
   std::vector<CacheGroup> groups;
 
   const BatchView* batch = nullptr;
-  int64_t rows = 0;  // tokens that belong to a sequence; padding lies behind them
-  std::vector<int32_t> token_ids;        // [max_tokens], feedback resolved
+  int64_t rows = 0;                // tokens that belong to a sequence; padding lies behind them
+  std::vector<int32_t> token_ids;  // [max_tokens], feedback resolved
   std::vector<int32_t> token_sequence;   // [max_tokens]
   std::vector<int32_t> token_position;   // [max_tokens], in the KV cache
   std::vector<const uint32_t*> masks;    // [max_tokens], of the logit rows
@@ -42,9 +42,9 @@ constexpr int64_t kQueryChunk = 32;
 
 // What one thread knows while it runs items of a phase.
 struct Worker {
-  int64_t rows = 0;         // of the part that runs: the step's tokens or the tile's logit rows
-  int64_t first_logit = 0;  // of the tile, in the batch's logit_rows
-  uint8_t* scratch = nullptr;           // Plan's scratch_bytes, 64-byte aligned
+  int64_t rows = 0;            // of the part that runs: the step's tokens or the tile's logit rows
+  int64_t first_logit = 0;     // of the tile, in the batch's logit_rows
+  uint8_t* scratch = nullptr;  // Plan's scratch_bytes, 64-byte aligned
   uint8_t* sampling_scratch = nullptr;  // zero between uses
 };
 
@@ -66,8 +66,7 @@ class Step {
 // Whether row r may start another item's rows: tokens 2i and 2i + 1 of a page lie interleaved in
 // V, so that one thread writes both. Returns r or r + 1.
 inline int64_t pair_boundary(const Execution& e, int64_t r) {
-  const bool splits_pair = r > 0 && r < e.rows &&
-                           e.token_sequence[r] == e.token_sequence[r - 1] &&
+  const bool splits_pair = r > 0 && r < e.rows && e.token_sequence[r] == e.token_sequence[r - 1] &&
                            e.token_position[r] % 2 == 1;
   return splits_pair ? r + 1 : r;
 }

@@ -29,8 +29,8 @@ int64_t Plan::add_cache_group(const CacheGroup& group) {
       pages.page_bytes * pages.pages_per_slab > pages.slab_bytes) {
     throw std::invalid_argument("cache group: " + std::to_string(pages.pages_per_slab) +
                                 " pages of " + std::to_string(pages.page_bytes) +
-                                " bytes do not fit a slab of " +
-                                std::to_string(pages.slab_bytes) + " bytes");
+                                " bytes do not fit a slab of " + std::to_string(pages.slab_bytes) +
+                                " bytes");
   }
   if (execution_.groups.size() == kMaxCacheGroups) {
     throw std::invalid_argument("a plan has at most " + std::to_string(kMaxCacheGroups) +
@@ -42,10 +42,9 @@ int64_t Plan::add_cache_group(const CacheGroup& group) {
 
 void Plan::add(std::unique_ptr<Step> step) {
   if (step->scratch_bytes() > limits_.scratch_bytes) {
-    throw std::invalid_argument(std::string(step->kind()) + " step: needs " +
-                                std::to_string(step->scratch_bytes()) +
-                                " bytes of scratch per thread, planned are " +
-                                std::to_string(limits_.scratch_bytes));
+    throw std::invalid_argument(
+        std::string(step->kind()) + " step: needs " + std::to_string(step->scratch_bytes()) +
+        " bytes of scratch per thread, planned are " + std::to_string(limits_.scratch_bytes));
   }
   (in_head_ ? head_ : body_).push_back(std::move(step));
 }

@@ -21,10 +21,10 @@ namespace invar {
 constexpr int64_t kHeadRows = 64;
 
 struct PlanLimits {
-  int64_t max_tokens;     // per step
-  int64_t max_sequences;  // per step
-  int64_t embedding_rows; // token ids that have an embedding
-  int64_t vocab;          // ids that can be sampled
+  int64_t max_tokens;      // per step
+  int64_t max_sequences;   // per step
+  int64_t embedding_rows;  // token ids that have an embedding
+  int64_t vocab;           // ids that can be sampled
   int threads;
   int64_t scratch_bytes;           // per thread, a multiple of 64
   int64_t sampling_scratch_bytes;  // per thread, a multiple of 64

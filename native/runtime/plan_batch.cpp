@@ -24,10 +24,10 @@ void check_starts(const char* what, const int64_t* starts, int64_t rows, int64_t
 
 void Plan::check(const BatchView& b) const {
   if (b.tokens > limits_.max_tokens || b.sequences > limits_.max_sequences) {
-    throw std::invalid_argument(
-        "batch: " + std::to_string(b.tokens) + " tokens of " + std::to_string(b.sequences) +
-        " sequences, planned are at most " + std::to_string(limits_.max_tokens) + " of " +
-        std::to_string(limits_.max_sequences));
+    throw std::invalid_argument("batch: " + std::to_string(b.tokens) + " tokens of " +
+                                std::to_string(b.sequences) + " sequences, planned are at most " +
+                                std::to_string(limits_.max_tokens) + " of " +
+                                std::to_string(limits_.max_sequences));
   }
   if (b.groups != static_cast<int64_t>(execution_.groups.size())) {
     throw std::invalid_argument("batch: " + std::to_string(b.groups) + " block tables, the plan " +
@@ -40,15 +40,17 @@ void Plan::check(const BatchView& b) const {
     const int32_t row = b.feedback[2 * i], sample = b.feedback[2 * i + 1];
     if (row < 0 || row >= b.tokens) refuse("feedback", i, "names a row that does not exist");
     if (sample < 0 || sample >= sample_count_) {
-      refuse("feedback", i, "names sample " + std::to_string(sample) + ", the previous step had " +
-                                std::to_string(sample_count_));
+      refuse("feedback", i,
+             "names sample " + std::to_string(sample) + ", the previous step had " +
+                 std::to_string(sample_count_));
     }
   }
   for (int64_t i = 0; i < b.logit_count; ++i) {
     if (b.logit_rows[i] < 0 || b.logit_rows[i] >= rows) {
       refuse("logit_rows", i, "is not a row of a sequence");
     }
-    if (i > 0 && b.logit_rows[i] <= b.logit_rows[i - 1]) refuse("logit_rows", i, "is not ascending");
+    if (i > 0 && b.logit_rows[i] <= b.logit_rows[i - 1])
+      refuse("logit_rows", i, "is not ascending");
   }
   check_sampling(b);
 }
@@ -63,8 +65,9 @@ void Plan::check_sequence(const BatchView& b, int64_t s) const {
   for (int64_t g = 0; g < b.groups; ++g) {
     const CacheGroup& cache = execution_.groups[g];
     if (needed > b.block_tables[g].pages_per_row) {
-      refuse("block_tables", g, "has too few columns for " + std::to_string(b.kv_len[s]) +
-                                    " tokens of sequence " + std::to_string(s));
+      refuse("block_tables", g,
+             "has too few columns for " + std::to_string(b.kv_len[s]) + " tokens of sequence " +
+                 std::to_string(s));
     }
     // Pages that lie wholly before the window of the first query may be gone.
     const int64_t first = b.kv_len[s] - rows;
@@ -72,9 +75,9 @@ void Plan::check_sequence(const BatchView& b, int64_t s) const {
     const int32_t* table = b.block_tables[g].row(s);
     for (int64_t p = seen / kPageTokens; p < needed; ++p) {
       if (table[p] < 0 || table[p] >= cache.page_count) {
-        refuse("block_tables", g, "names page " + std::to_string(table[p]) + " for sequence " +
-                                      std::to_string(s) + ", the group has " +
-                                      std::to_string(cache.page_count));
+        refuse("block_tables", g,
+               "names page " + std::to_string(table[p]) + " for sequence " + std::to_string(s) +
+                   ", the group has " + std::to_string(cache.page_count));
       }
     }
   }
@@ -122,12 +125,14 @@ void Plan::prepare(const BatchView& b) {
   e.rows = b.sequences > 0 ? b.query_start[b.sequences] : 0;
   std::copy_n(b.token_ids, e.rows, e.token_ids.begin());
   for (int64_t i = 0; i < b.feedback_count; ++i) {
-    if (b.feedback[2 * i] < e.rows) e.token_ids[b.feedback[2 * i]] = samples_[b.feedback[2 * i + 1]];
+    if (b.feedback[2 * i] < e.rows)
+      e.token_ids[b.feedback[2 * i]] = samples_[b.feedback[2 * i + 1]];
   }
   for (int64_t r = 0; r < e.rows; ++r) {
     if (e.token_ids[r] < 0 || e.token_ids[r] >= limits_.embedding_rows) {
-      refuse("token_ids", r, "is " + std::to_string(e.token_ids[r]) + ", the model has " +
-                                 std::to_string(limits_.embedding_rows) + " embeddings");
+      refuse("token_ids", r,
+             "is " + std::to_string(e.token_ids[r]) + ", the model has " +
+                 std::to_string(limits_.embedding_rows) + " embeddings");
     }
     if (b.positions[r] < 0) refuse("positions", r, "is negative");
   }

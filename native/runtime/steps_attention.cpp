@@ -7,8 +7,7 @@ namespace invar {
 int64_t AttentionStep::scratch_bytes() const {
   const int64_t workspace = (workspace_bytes + 63) / 64 * 64;
   if (act.data == nullptr) return workspace;
-  return workspace + result_bytes() +
-         act_layout(act.format, heads / kv_heads * head_dim).row_bytes;
+  return workspace + result_bytes() + act_layout(act.format, heads / kv_heads * head_dim).row_bytes;
 }
 
 int64_t AttentionStep::items(const Execution& e, int64_t) const {

@@ -11,8 +11,8 @@ namespace invar {
 class AttentionStep : public Step {
  public:
   Matrix q;
-  Matrix out;        // data null: `act` takes the result
-  Activations act;   // data null: `out` takes the result
+  Matrix out;       // data null: `act` takes the result
+  Activations act;  // data null: `out` takes the result
   int64_t group;
   int64_t layer_offset;  // of the layer's first head in a page
   int64_t heads;

@@ -107,7 +107,11 @@ void LinearStep::run_block(const Execution& e, const Worker& w, int64_t item) co
 void LinearStep::run_rows(const Execution& e, const Worker& w, size_t part, int64_t unit,
                           int64_t first, int64_t last) const {
   const Shape& shape = shapes_[part];
-  Tile tile{unit, first, 0, reinterpret_cast<float*>(w.scratch), shape.columns,
+  Tile tile{unit,
+            first,
+            0,
+            reinterpret_cast<float*>(w.scratch),
+            shape.columns,
             w.scratch + (shape.block_rows + 1) * shape.columns * 4};
   while (tile.first_row < last) {
     const int64_t left = last - tile.first_row;

@@ -14,8 +14,8 @@ namespace invar {
 struct Segment {
   WeightFormat format;
   Activations x;
-  const uint8_t* panels;    // of unit 0
-  int64_t unit_stride;      // bytes from one unit to the next, other segments between
+  const uint8_t* panels;  // of unit 0
+  int64_t unit_stride;    // bytes from one unit to the next, other segments between
   int64_t panels_per_unit;
   int64_t panel_count;
 };

@@ -42,7 +42,8 @@ void wait_while(const std::atomic<T>& value, T old) {
 }
 
 // Denormals flushed, rounding to nearest, exceptions masked; the old state returns on destruction.
-// Every thread that computes holds one, the caller's too: a tile's bits may not depend on who ran it.
+// Every thread that computes holds one, the caller's too: a tile's bits may not depend on who ran
+// it.
 class FloatState {
  public:
   FloatState();
@@ -64,7 +65,8 @@ class ThreadPool {
   template <class Body>
   void run(int threads, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run(threads, [](void* context, int thread) { (*static_cast<Plain*>(context))(thread); },
+    run(
+        threads, [](void* context, int thread) { (*static_cast<Plain*>(context))(thread); },
         const_cast<void*>(static_cast<const void*>(&body)));
   }
 

@@ -1,0 +1,91 @@
+"""Passes: what they recognise, what they leave, and that they change no bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from golden.tiny_models import TINY_MODELS, model_path
+
+from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, run
+from invar.backends.cpu import memory
+from invar.graph.fused import FusedGraph, PagedAttention, StoreKV
+from invar.graph.graph import Attention, Graph
+from invar.graph.passes import merge, optimise
+from invar.models import registry
+from invar.weights.gguf import GGUFFile
+
+
+def kinds(graph: FusedGraph) -> Counter[str]:
+    return Counter(type(op).__name__ for op in graph.ops)
+
+
+def test_a_llama_layer_is_four_linears() -> None:
+    graph = registry.build(llama_source(MIXED))
+    assert kinds(optimise(graph)) == {
+        "Embed": 1,
+        "RMSNorm": 2 * 2 + 1,
+        "HeadsLinear": 2,
+        "PagedAttention": 2,
+        "LinearAdd": 2 * 2,
+        "GatedLinear": 2,
+        "TakeRows": 1,
+        "Linear": 1,
+    }
+    merged = kinds(merge(FusedGraph.of(graph)))
+    assert merged["MergedLinear"] == 4
+    assert merged["Linear"] == 2 * 2 + 1
+
+
+def test_norms_behind_a_linear_stay() -> None:
+    """Gemma 3 normalises before it adds: nothing to fuse there, and the embedding is scaled."""
+    with GGUFFile(model_path("gemma3_pattern6")) as source:
+        found = kinds(optimise(registry.build(source)))
+    assert found["ScaledEmbed"] == 1
+    assert found["HeadsLinear"] == 7
+    assert found["Add"] == 14
+    assert found["LinearAdd"] == 0
+    assert found["ApplyRope"] == found["Scale"] == 0
+
+
+def test_a_value_that_two_read_is_not_swallowed() -> None:
+    graph = registry.build(llama_source(MIXED))
+    first = next(op for op in graph.ops if isinstance(op, Attention))
+    second = replace(first, out=replace(first.out, name="again"))
+    fused = optimise(replace(graph, ops=(*graph.ops, second)))
+    assert kinds(fused)["HeadsLinear"] == 1
+    assert kinds(fused)["StoreKV"] == 2
+
+
+def unfused(graph: Graph) -> FusedGraph:
+    """What must run: attention in two steps, everything else as the model file wrote it."""
+    ops: list[Any] = []
+    for op in graph.ops:
+        if isinstance(op, Attention):
+            ops.append(StoreKV(op.k, op.v, op.group, op.layer))
+            ops.append(
+                PagedAttention(op.out, op.q, op.group, op.layer, op.heads, op.scale, op.soft_cap)
+            )
+        else:
+            ops.append(op)
+    return replace(FusedGraph.of(graph), ops=tuple(ops))
+
+
+@pytest.mark.parametrize("name", ["mixed", *TINY_MODELS])
+def test_fused_and_unfused_are_equal_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = llama_source(MIXED, feed_forward=4096) if name == "mixed" else None
+    source = source or GGUFFile(model_path(name))
+    graph = registry.build(source)
+    ids = np.random.default_rng(1).integers(0, graph.vocab_size, 45).tolist()
+
+    def logits() -> bytes:
+        runner = make_runner(graph, source)
+        run(runner, Piece(ids, 0, pages_for(45)))
+        return runner.logits(1).tobytes()
+
+    fused = logits()
+    monkeypatch.setattr(memory, "optimise", unfused)
+    assert logits() == fused
