@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from invar import _native
 from invar.backends.cpu.layout import Buffer, SlabLayout
-from invar.backends.cpu.lower import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
+from invar.backends.cpu.lowered import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
 from invar.backends.cpu.packing import raw_rows, vector_values
 from invar.graph.graph import CacheGroup, WeightSource
 

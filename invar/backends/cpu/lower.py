@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from invar import _native
 from invar.backends.cpu.formats import weight_format
-from invar.backends.cpu.layout import Buffer, PackedWeight, WeightLayout, WeightPart
+from invar.backends.cpu.layout import Buffer, WeightPart
+from invar.backends.cpu.lowered import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
 from invar.graph.fused import (
     FusedGraph,
     FusedOp,
@@ -53,55 +53,6 @@ ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_32": 32, "q8_256": 256}
 UNITS_PER_THREAD = 8
 """A feed-forward that quantises its own output works in units of a whole activation block (256
 columns for K-quants). Below this many units per thread the shares become too uneven."""
-
-
-@dataclass(frozen=True)
-class Vector:
-    """A weight that is read as fp32 values: norms and biases."""
-
-    tensor: str
-
-
-@dataclass(frozen=True)
-class RawWeight:
-    """A weight that is read in the file's own layout: embeddings."""
-
-    tensor: str
-
-
-@dataclass(frozen=True)
-class SegmentUse:
-    weight: PackedWeight
-    x: Buffer
-
-
-@dataclass(frozen=True)
-class HeadUse:
-    bias: Vector | None
-    norm: Vector | None
-    eps: float
-    rope: Rope | None
-    rope_table: Buffer | None
-
-
-@dataclass(frozen=True)
-class Call:
-    """A method of the native plan; buffers, vectors and segments among the arguments are resolved
-    when the plan is made."""
-
-    method: str
-    arguments: dict[str, Any]
-
-
-@dataclass
-class Lowered:
-    calls: list[Call] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
-    weights: WeightLayout = field(default_factory=WeightLayout)
-    embedding: str = ""
-    logits: Buffer | None = None
-    tile_columns: int = 0  # of the widest linear part
-    attention_shapes: set[tuple[int, int]] = field(default_factory=set)  # (heads per KV, head_dim)
 
 
 def lower(graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int) -> Lowered:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from invar import _native
 from invar.backends.cpu.emit import PlanShape
 from invar.backends.cpu.layout import SlabLayout, place_buffers, plan_slabs, round_up
-from invar.backends.cpu.lower import Lowered, lower
+from invar.backends.cpu.lower import lower
+from invar.backends.cpu.lowered import Lowered
 from invar.graph.graph import Graph, WeightSource
 from invar.graph.passes import optimise
 

@@ -1,0 +1,58 @@
+"""A lowered graph: the calls that build its plan, its buffers and its weights' places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from invar.backends.cpu.layout import Buffer, PackedWeight, WeightLayout
+from invar.graph.graph import Rope
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A weight that is read as fp32 values: norms and biases."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
+class RawWeight:
+    """A weight that is read in the file's own layout: embeddings."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
+class SegmentUse:
+    weight: PackedWeight
+    x: Buffer
+
+
+@dataclass(frozen=True)
+class HeadUse:
+    bias: Vector | None
+    norm: Vector | None
+    eps: float
+    rope: Rope | None
+    rope_table: Buffer | None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of the native plan; buffers, vectors and segments among the arguments are resolved
+    when the plan is made."""
+
+    method: str
+    arguments: dict[str, Any]
+
+
+@dataclass
+class Lowered:
+    calls: list[Call] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    weights: WeightLayout = field(default_factory=WeightLayout)
+    embedding: str = ""
+    logits: Buffer | None = None
+    tile_columns: int = 0  # of the widest linear part
+    attention_shapes: set[tuple[int, int]] = field(default_factory=set)  # (heads per KV, head_dim)
