@@ -102,6 +102,12 @@ class ChatTemplate:
         return self._render(conversation, add_generation_prompt, continue_final_message, now)
 
     def encode(
+        self, tokenizer: Tokenizer, messages: Sequence[Message], **options: Any
+    ) -> npt.NDArray[np.int32]:
+        """The prompt as token ids, int32 `[tokens]`; options as in `encode_with_text`."""
+        return self.encode_with_text(tokenizer, messages, **options)[1]
+
+    def encode_with_text(
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Message],
@@ -111,8 +117,8 @@ class ChatTemplate:
         continue_final_message: bool = False,
         now: datetime | None = None,
         **kwargs: Any,
-    ) -> npt.NDArray[np.int32]:
-        """The prompt as token ids, int32 `[tokens]`.
+    ) -> tuple[str, npt.NDArray[np.int32]]:
+        """The prompt as text and as token ids, int32 `[tokens]`, from one rendering.
 
         Text of messages, tools and kwargs never becomes a special token, also not where it spells
         one. An assistant's text keeps the markers that the template itself looks for in it, such as
@@ -130,7 +136,7 @@ class ChatTemplate:
         bos = tokenizer.bos_token_id
         if tokenizer.add_bos and bos is not None and (len(ids) == 0 or ids[0] != bos):
             ids = np.concatenate((np.array([bos], dtype=np.int32), ids))
-        return ids
+        return rendered.replace(shield.character, ""), ids
 
     def _layouts(self, conversation: _Conversation) -> _Layouts:
         return self._plain if conversation.tools is None else self._with_tools
@@ -157,8 +163,8 @@ def require_template(template: ChatTemplate | None) -> ChatTemplate:
     """The template, or the error that says how to supply one; none is ever guessed."""
     if template is None:
         raise ChatTemplateError(
-            "this model has no chat template, so it cannot chat. Start with --chat-template FILE "
-            "(a jinja2 template that suits the model), or use plain completions"
+            "this model has no chat template, so it cannot chat. Give it a jinja2 template that "
+            "suits it (--chat-template FILE, LLM(chat_template=…)), or use plain completions"
         )
     return template
 

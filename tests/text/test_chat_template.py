@@ -50,6 +50,15 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.parametrize("text", [*HOSTILE, " hi\n"])
+def test_one_rendering_gives_text_and_ids(text: str) -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level(user_defined=("<tool>", "</tool>", "[INST]")))
+    template = ChatTemplate(CHATML)
+    rendered, ids = template.encode_with_text(tokenizer, [user(text)])
+    assert rendered == template.render([user(text)])
+    assert ids.tolist() == template.encode(tokenizer, [user(text)]).tolist()
+
+
 def special_ids(tokenizer: Tokenizer, ids: Any) -> list[int]:
     return [int(i) for i in ids if tokenizer.token_text(int(i)) in tokenizer.marker_spellings]
 
