@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,12 +19,23 @@ logger = logging.getLogger("invar")
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MEMORY_FRACTION = 0.9
+DEFAULT_NUM_SEQS = 64
 # KV memory when neither gpu_memory_utilization nor kv_cache_memory_bytes is given: enough for
 # dozens of chats with a small model, and a laptop stays usable. vLLM's CPU backend starts with the
 # same 4 GiB (VLLM_CPU_KVCACHE_SPACE).
 DEFAULT_KV_BYTES = 4 << 30
 
 POLICIES = ("fcfs", "priority")
+
+# Values that the options with a choice may have; None is "not given" where it is the default.
+CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "scheduling_policy": POLICIES,
+    "dtype": ("auto", "bfloat16", "float16", "float32", "half", "float"),
+    "kv_cache_dtype": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    "enable_chunked_prefill": (None, True, False),
+    "enable_prefix_caching": (None, True, False),
+    "enforce_eager": (True, False),
+}
 
 # name → (values that ask for nothing, why there is nothing to do)
 INERT: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -33,56 +45,64 @@ INERT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "block_size": ((None, 32), "the backend's pages hold 32 tokens"),
     "compilation_config": ((None, 0), "there is nothing to compile"),
     "cpu_offload_gb": ((None, 0), "everything is in the machine's memory already"),
-    "device": ((None, "auto", "cpu"), "the CPU backend is the one that exists"),
     "disable_custom_all_reduce": ((None, False), "one device needs no all-reduce"),
-    "disable_log_stats": ((None, True, False), ""),
+    "disable_log_stats": ((None,), "statistics are at /metrics and never in the log"),
     "distributed_executor_backend": ((None,), "one device needs no executor"),
     "enable_sleep_mode": ((None, False), "there is no device memory to give back"),
-    "generation_config": ((None, "auto", "vllm"), "a GGUF file carries no generation_config"),
     "guided_decoding_backend": ((None, "auto"), "there is one grammar engine"),
     "hf_token": ((None,), "set HF_TOKEN in the environment instead"),
     "limit_mm_per_prompt": ((None,), "the model reads text only"),
-    "load_format": ((None, "auto", "gguf"), "the format is told by the file"),
     "max_seq_len_to_capture": ((None,), "there are no graphs to capture"),
     "mm_processor_kwargs": ((None,), "the model reads text only"),
     "optimization_level": ((None,), "there is nothing to compile"),
-    "revision": ((None,), "the file is the revision"),
-    "runner": ((None, "auto", "generate"), "this model generates"),
-    "skip_tokenizer_init": ((None, False), "the tokenizer is part of the model file"),
     "speculative_config": ((None,), "no speculation yet; the answers are the same without it"),
     "structured_outputs_config": ((None,), "there is one grammar engine"),
-    "task": ((None, "auto", "generate"), "this model generates"),
-    "tokenizer_mode": ((None, "auto"), "the tokenizer is told by the file"),
-    "tokenizer_revision": ((None,), "the file is the revision"),
-    "trust_remote_code": ((None, True, False), ""),
-    "use_v2_block_manager": ((None, True, False), ""),
-    "worker_extension_cls": ((None,), "there are no worker processes"),
+    "trust_remote_code": ((None, False), "no code of a model is run"),
+    "use_v2_block_manager": ((None,), "there is one manager of KV memory"),
 }
 
 # name → (values that ask for nothing, what is missing)
 ABSENT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "data_parallel_size": ((None, 1), "more than one replica needs more than one device"),
+    "device": ((None, "auto", "cpu"), "the CPU backend is the one that exists"),
     "enable_expert_parallel": ((None, False), "it needs more than one device"),
     "enable_lora": ((None, False), "adapters are not built yet"),
-    "hf_overrides": ((None,), "the model is described by its file"),
+    "generation_config": (
+        (None, "auto", "vllm"),
+        "a GGUF file carries none and no other file is read; pass SamplingParams instead",
+    ),
+    "hf_overrides": ((None, {}), "the model is described by its file"),
     "kv_transfer_config": ((None,), "KV transfer is not built yet"),
-    "logits_processors": ((None,), "Python code over logits is not supported"),
-    "override_generation_config": ((None,), "pass SamplingParams instead"),
+    "load_format": ((None, "auto", "gguf"), "the format is told by the file"),
+    "logits_processors": ((None, []), "Python code over logits is not supported"),
+    "override_generation_config": ((None, {}), "pass SamplingParams instead"),
     "pipeline_parallel_size": ((None, 1), "it needs more than one device"),
     "pooler_config": ((None,), "pooling models are not built yet"),
     "quantization_config": ((None,), "the number formats are those of the file"),
+    "revision": ((None, "main"), "the file is the revision; name another file"),
+    "runner": ((None, "auto", "generate"), "this model generates"),
+    "skip_tokenizer_init": ((None, False), "SamplingParams(detokenize=False) leaves out the text"),
+    "task": ((None, "auto", "generate"), "this model generates"),
+    "tokenizer_mode": ((None, "auto"), "the tokenizer is told by the file"),
+    "tokenizer_revision": ((None, "main"), "the file is the revision; name another file"),
+    "worker_extension_cls": ((None, ""), "there are no worker processes"),
 }
 
 
-def check_names(given: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Raises TypeError for the first name that is not known, with the nearest one that is."""
+def check_names(
+    given: Iterable[str],
+    known: Iterable[str],
+    what: str,
+    error: type[Exception] = TypeError,
+) -> None:
+    """Raises an error for the first name that is not known, with the nearest one that is."""
     known_names = sorted(known)
     for name in given:
         if name in known_names:
             continue
         nearest = difflib.get_close_matches(name, known_names, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise TypeError(f"{what}: unknown name {name!r}{hint}")
+        raise error(f"{what}: unknown name {name!r}{hint}")
 
 
 @dataclass(frozen=True)
@@ -94,7 +114,7 @@ class EngineConfig:
     served_model_name: str | tuple[str, ...] | None = None
     chat_template: str | None = None  # text of a template, in place of the file's own
     max_model_len: int | None = None  # None: the model's own, lowered to what KV memory holds
-    max_num_seqs: int = 64
+    max_num_seqs: int = DEFAULT_NUM_SEQS
     max_num_batched_tokens: int = 512
     gpu_memory_utilization: float | None = None  # of available memory, weights and KV together
     kv_cache_memory_bytes: int | None = None  # KV memory itself; comes before the fraction
@@ -122,7 +142,7 @@ class EngineConfig:
         for name, (off, reason) in ABSENT.items():
             if name in options and options[name] not in off:
                 raise ValueError(f"{name}={options[name]!r} is not supported: {reason}")
-        return cls(**{name: value for name, value in options.items() if name in own})
+        return cls(**_fitted({name: value for name, value in options.items() if name in own}))
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -164,6 +184,12 @@ class EngineConfig:
                 raise ValueError(f"{name}: expected an integer, got {value!r}")
             if not low <= value <= high:
                 raise ValueError(f"{name}: {value} is outside {low} … {high}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens: {self.max_num_batched_tokens} tokens a step are fewer "
+                f"than max_num_seqs ({self.max_num_seqs}), of which each takes one; raise it or "
+                f"lower max_num_seqs"
+            )
         fraction = self.gpu_memory_utilization
         if fraction is not None and not (_is_number(fraction) and 0 < fraction <= 1):
             raise ValueError(
@@ -174,15 +200,35 @@ class EngineConfig:
     def _check_choices(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model: expected a path or a name, got {self.model!r}")
-        if self.scheduling_policy not in POLICIES:
-            raise ValueError(
-                f"scheduling_policy: {self.scheduling_policy!r} is not one of {', '.join(POLICIES)}"
-            )
+        for name in ("tokenizer", "chat_template", "quantization"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value):
+                raise ValueError(f"{name}: expected a text or None, got {value!r}")
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            # Not `in`, which takes 1 for True.
+            if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
+                raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(str, allowed))}")
+        swap = self.swap_space
+        if swap is not None and not (_is_number(swap) and 0 <= swap < math.inf):
+            raise ValueError(f"swap_space: expected GiB, 0 or more, got {swap!r}")
+        self._check_served_names()
         if self.tensor_parallel_size > 1:
             raise ValueError(
                 f"tensor_parallel_size: {self.tensor_parallel_size} devices asked for, "
                 f"found 1 (cpu)"
             )
+
+    def _check_served_names(self) -> None:
+        given = self.served_model_name
+        names = [given] if isinstance(given, str) else given
+        if names is None:
+            return
+        are_names = isinstance(names, list | tuple) and all(
+            isinstance(name, str) and name for name in names
+        )
+        if not are_names or not names:
+            raise ValueError(f"served_model_name: expected a name or several, got {given!r}")
 
     def _notices(self) -> list[str]:
         """One line for each option that was given and has nothing to do."""
@@ -205,6 +251,14 @@ class EngineConfig:
                 f"swap_space={self.swap_space!r}: preempted requests are recomputed, not swapped"
             )
         return lines
+
+
+def _fitted(options: dict[str, Any]) -> dict[str, Any]:
+    """As in vLLM, a smaller token budget lowers the default of max_num_seqs with it."""
+    budget = options.get("max_num_batched_tokens")
+    if isinstance(budget, int) and 1 <= budget < DEFAULT_NUM_SEQS:
+        return {"max_num_seqs": budget, **options}
+    return options
 
 
 def _is_number(value: object) -> bool:

@@ -43,6 +43,9 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
         ("dtype", "float16"),
         ("block_size", 16),
         ("cpu_offload_gb", 4),
+        ("trust_remote_code", True),
+        ("disable_log_stats", True),
+        ("use_v2_block_manager", True),
     ],
 )
 def test_what_has_nothing_to_do_here_gets_one_notice(
@@ -50,14 +53,15 @@ def test_what_has_nothing_to_do_here_gets_one_notice(
 ) -> None:
     with caplog.at_level(logging.WARNING, "invar"):
         EngineConfig.from_args(**{option: value})
-    assert len(caplog.records) == 1
-    assert option in caplog.text
+    (record,) = caplog.records
+    assert option in record.getMessage()
+    assert not record.getMessage().rstrip().endswith(":")  # a reason follows
 
 
 def test_values_that_ask_for_nothing_get_no_notice(caplog: pytest.LogCaptureFixture) -> None:
     EngineConfig.from_args(**{name: off[0] for name, (off, _) in INERT.items()})
     EngineConfig.from_args(**{name: off[0] for name, (off, _) in ABSENT.items()})
-    EngineConfig.from_args(swap_space=0, dtype="auto", trust_remote_code=True)
+    EngineConfig.from_args(swap_space=0, dtype="auto", trust_remote_code=False)
     assert not caplog.records
 
 
@@ -65,6 +69,28 @@ def test_values_that_ask_for_nothing_get_no_notice(caplog: pytest.LogCaptureFixt
 def test_what_would_change_answers_and_is_not_built_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         EngineConfig.from_args(**{name: 7})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("revision", "a1b2c3"),
+        ("load_format", "dummy"),
+        ("device", "cuda"),
+        ("generation_config", "/some/folder"),
+        ("tokenizer_mode", "slow"),
+        ("task", "embed"),
+    ],
+)
+def test_values_that_would_change_answers_or_placement_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}={value!r} is not supported: "):
+        EngineConfig.from_args(**{name: value})
+
+
+def test_a_step_has_a_token_for_every_sequence() -> None:
+    with pytest.raises(ValueError, match=r"^max_num_batched_tokens: 8 .* max_num_seqs \(16\)"):
+        EngineConfig.from_args(max_num_batched_tokens=8, max_num_seqs=16)
+    assert EngineConfig.from_args(max_num_batched_tokens=16).max_num_seqs == 16
 
 
 def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
@@ -88,11 +114,37 @@ def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
         ("seed", 1.5),
         ("model", ""),
         ("scheduling_policy", "lifo"),
+        ("scheduling_policy", ["fcfs"]),
+        ("kv_cache_dtype", "fp3"),
+        ("kv_cache_dtype", 8),
+        ("dtype", "int8"),
+        ("dtype", None),
+        ("swap_space", -1),
+        ("swap_space", "4"),
+        ("swap_space", math.inf),
+        ("enable_prefix_caching", "yes"),
+        ("enable_prefix_caching", 1),
+        ("enable_chunked_prefill", 0),
+        ("enforce_eager", None),
+        ("chat_template", 5),
+        ("chat_template", ""),
+        ("tokenizer", b"x"),
+        ("quantization", 4),
+        ("served_model_name", 7),
+        ("served_model_name", ()),
+        ("served_model_name", ["a", ""]),
     ],
 )
 def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}"):
         EngineConfig.from_args(**{name: value})
+
+
+def test_errors_of_choices_name_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match=r"^dtype: 'int8' is not one of auto, bfloat16"):
+        EngineConfig(dtype="int8")
+    with pytest.raises(ValueError, match=r"^enable_prefix_caching: 'yes' is not one of None, True"):
+        EngineConfig.from_args(enable_prefix_caching="yes")
 
 
 def test_names_of_the_served_model() -> None:
