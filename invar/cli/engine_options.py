@@ -18,9 +18,11 @@ def engine_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
     """Of the shared options and some of a command's own; None leaves a default as it is."""
     options |= {
         "model": chosen_model(args),
-        "num_threads": positive(args.threads),
-        "max_model_len": positive(args.max_model_len),
-        "max_num_batched_tokens": positive(args.max_num_batched_tokens),
+        "num_threads": or_default("--threads", args.threads),
+        "max_model_len": or_default("--max-model-len", args.max_model_len),
+        "max_num_batched_tokens": or_default(
+            "--max-num-batched-tokens", args.max_num_batched_tokens
+        ),
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
         "tokenizer": args.tokenizer,
@@ -64,9 +66,17 @@ def load(config: EngineConfig) -> LoadedModel:
     return load_engine(config)
 
 
-def positive(value: int | None) -> int | None:
-    """llama.cpp writes 0 or −1 where an option is to be left at its default."""
-    return value if value is not None and value > 0 else None
+def or_default(name: str, value: int | None, marks: tuple[int, ...] = (0, -1)) -> int | None:
+    """None for the numbers with which llama.cpp leaves an option at its default.
+
+    Raises ValueError for any other negative number.
+    """
+    if value is None or value in marks:
+        return None
+    if value < 0:
+        shown = " or ".join(map(str, marks))
+        raise ValueError(f"{name}: {value} is negative; {shown} leaves it at its default")
+    return value
 
 
 def say(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from invar.cli.engine_options import engine_config, load, positive
+from invar.cli.engine_options import engine_config, load, or_default
 from invar.cli.parser import CommandParser, add_engine_options
 from invar.cli.rewrite import CommandLineError
 from invar.observe.logs import set_up_logging
@@ -55,10 +55,11 @@ def execute(args: argparse.Namespace) -> int:
         frequency_penalty=args.frequency_penalty,
         seed=args.seed,
         ignore_eos=args.ignore_eos,
-        max_tokens=positive(args.max_tokens),
+        max_tokens=or_default("--max-tokens", args.max_tokens, marks=(-1,)),
     )
     # One person talks to one engine: the memory of more rows is not wanted.
-    config = engine_config(args, max_num_seqs=args.max_num_seqs or 1)
+    rows = or_default("--max-num-seqs", args.max_num_seqs)
+    config = engine_config(args, max_num_seqs=1 if rows is None else rows)
     text = given_prompt(args.prompt, args.file)
     from invar.cli.conversation import Conversation
     from invar.cli.terminal import Terminal, chat, one_answer

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from invar.cli.engine_options import engine_config, load, positive
+from invar.cli.engine_options import engine_config, load, or_default
 from invar.cli.parser import CommandParser, add_engine_options
 from invar.observe.logs import set_up_logging
 
@@ -27,7 +27,7 @@ def parser() -> CommandParser:
         "--served-model-name", action="append", metavar="NAME", help="in the API; repeatable"
     )
     add_engine_options(parser)
-    parser.value("--seed", type=int, help="of requests without one of their own")
+    parser.value("--seed", type=int, help="of requests without one of their own; -1: random")
     parser.value("--scheduling-policy", metavar="NAME", help="fcfs or priority")
     parser.value("--max-logprobs", type=int, help="most a request may ask for")
     parser.value("--api-key", action="append", metavar="KEY", help="clients send it; repeatable")
@@ -45,8 +45,8 @@ def execute(args: argparse.Namespace) -> int:
     config = engine_config(
         args,
         served_model_name=tuple(names) if names else None,
-        max_num_seqs=positive(args.max_num_seqs),
-        seed=args.seed,
+        max_num_seqs=or_default("--max-num-seqs", args.max_num_seqs),
+        seed=None if args.seed == -1 else args.seed,  # llama.cpp's spelling of "random"
         scheduling_policy=args.scheduling_policy,
         max_logprobs=args.max_logprobs,
     )

@@ -60,6 +60,11 @@ def test_usage_errors_end_with_2_and_one_line(words: list[str], said: str) -> No
     (["serve", "--port", "99999"], "99999"),
     (["serve", "--tensor-parallel-size", "2"], "found 1"),
     (["inspect", "--lengths", "many"], "--lengths"),
+    (["run", "-p", "x", "-t", "-4"], "--threads: -4"),
+    (["run", "-p", "x", "-n", "0"], "max_tokens: 0"),
+    (["run", "-p", "x", "-np", "-3"], "--max-num-seqs: -3"),
+    (["serve", "-np", "-3"], "--max-num-seqs: -3"),
+    (["serve", "-b", "8", "-np", "16"], "max_num_batched_tokens: 8"),
 ])  # fmt: skip
 def test_other_errors_end_with_1_and_no_traceback(words: list[str], said: str) -> None:
     result = invar(*words)
@@ -246,6 +251,16 @@ def test_the_curl_for_a_model_without_template(needs_key: bool) -> None:
     command = curl("http://x:1", False, needs_key)
     assert "/v1/completions" in command
     assert ("Authorization" in command) == needs_key
+
+
+def test_seed_minus_one_is_random() -> None:
+    body = {"prompt": "Once", "max_tokens": 12, "temperature": 1.5}
+    texts = set()
+    for _ in range(2):
+        with serving("--max-model-len", "256", "--seed", "-1") as server:
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            texts.add(answer.json()["choices"][0]["text"])
+    assert len(texts) == 2
 
 
 def test_serve_on_ipv6() -> None:

@@ -137,6 +137,28 @@ def test_counts_that_are_none(text: str) -> None:
         PARSERS["serve"].parse_args([f"--max-model-len={text}"])
 
 
+@pytest.mark.parametrize("option", [
+    "--threads", "--max-model-len", "--max-num-batched-tokens",
+])  # fmt: skip
+def test_negative_numbers_are_errors_unless_llama_cpp_documents_them(option: str) -> None:
+    from invar.cli.engine_options import engine_config
+
+    for mark in ("0", "-1"):
+        parsed = PARSERS["serve"].parse_args([f"{option}={mark}"])
+        assert engine_config(parsed) == EngineConfig()
+    with pytest.raises(ValueError, match=f"{option}: -4 is negative; 0 or -1 leaves it"):
+        engine_config(PARSERS["serve"].parse_args([f"{option}=-4"]))
+
+
+def test_the_longest_answer_has_one_mark_of_its_own() -> None:
+    from invar.cli.engine_options import or_default
+
+    assert or_default("--max-tokens", -1, marks=(-1,)) is None
+    assert or_default("--max-tokens", 0, marks=(-1,)) == 0  # SamplingParams refuses it
+    with pytest.raises(ValueError, match="-2 is negative"):
+        or_default("--max-tokens", -2, marks=(-1,))
+
+
 def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
     from invar.cli.engine_options import engine_config
 
