@@ -7,7 +7,7 @@ was given, limits are cut to the context, a prompt that can never fit is refused
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +33,15 @@ class SeedSource:
 
 
 @dataclass(frozen=True)
+class ResolvedParams:
+    """Parameters as the model understands them: what is the same for every prompt of a call."""
+
+    params: SamplingParams
+    sampling: Sampling  # of the first choice; a seed of its own only if one was given
+    stop_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Door:
     """What the model and its engine allow, and how a request becomes complete."""
 
@@ -48,7 +57,7 @@ class Door:
         self,
         request_id: str,
         prompt_token_ids: Sequence[int] | TokenIds,
-        params: SamplingParams,
+        params: SamplingParams | ResolvedParams,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
@@ -57,15 +66,12 @@ class Door:
 
         Raises ValueError naming the field or both lengths.
         """
-        params.validate()
+        ready = self.prepare(params) if isinstance(params, SamplingParams) else params
+        params = ready.params
         prompt = self._prompt(prompt_token_ids, params.truncate_prompt_tokens)
         max_tokens = self._max_tokens(len(prompt), params)
-        self._check_ids("stop_token_ids", params.stop_token_ids or ())
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        stops = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stops |= self.eos_token_ids
-        first = self._sampling(params)
+        seed = self.seeds.draw() if params.seed is None else ready.sampling.seed
+        first = replace(ready.sampling, seed=seed)
         # The scores of a prompt are the same for every choice: the first one reports them.
         others = replace(first, prompt_logprobs=None)
         return [
@@ -74,13 +80,64 @@ class Door:
                 prompt_token_ids=prompt,
                 max_tokens=max_tokens,
                 sampling=replace(others, choice=choice) if choice else first,
-                stop_token_ids=stops,
+                stop_token_ids=ready.stop_token_ids,
                 min_tokens=params.min_tokens,
                 priority=priority,
                 cache_salt=cache_salt,
             )
             for choice in range(params.n)
         ]
+
+    def prepare(self, params: SamplingParams) -> ResolvedParams:
+        """Once for all prompts of a call: lists may be as long as the vocabulary."""
+        params.validate()
+        self._check_ids("stop_token_ids", params.stop_token_ids or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        stops = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stops |= self.eos_token_ids
+        return ResolvedParams(params, self._sampling(params), stops)
+
+    def score(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | TokenIds,
+        logprobs: int | None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EngineRequest:
+        """A request that says how likely a prompt is and answers nothing; the prompt may fill the
+        context.
+
+        The engine draws at least one token, so the last one of the prompt is the one it must draw:
+        its score is that of the answer. (A prompt of one token has none; what is drawn after it
+        means nothing.)
+        """
+        prompt = self._prompt(prompt_token_ids, None)
+        if len(prompt) > self.max_model_len:
+            raise ValueError(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your prompt has {len(prompt)} tokens. Please shorten the prompt."
+            )
+        last = (int(prompt[-1]),) if len(prompt) > 1 else None
+        before = prompt if last is None else prompt[:-1]
+        self._check_memory(len(before))
+        logprobs = self._logprobs("logprobs", logprobs)
+        return EngineRequest(
+            id=request_id,
+            prompt_token_ids=before,
+            max_tokens=1,
+            sampling=Sampling(
+                seed=0,
+                temperature=0.0,
+                allowed_token_ids=last,
+                logprobs=logprobs,
+                prompt_logprobs=logprobs,
+            ),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
 
     def _prompt(self, token_ids: Sequence[int] | TokenIds, truncate: int | None) -> TokenIds:
         ids = np.asarray(token_ids)
@@ -105,12 +162,7 @@ class Door:
                 f"your prompt has {prompt} tokens, which leaves no room for an answer. "
                 f"Please shorten the prompt."
             )
-        if prompt > self.kv_capacity_tokens:
-            raise ValueError(
-                f"KV memory holds {self.kv_capacity_tokens} tokens of one request. However, your "
-                f"prompt has {prompt} tokens. Please shorten the prompt, or start the engine with "
-                f"more memory (kv_cache_memory_bytes, gpu_memory_utilization)."
-            )
+        self._check_memory(prompt)
         # The last token of an answer is sampled but never written to KV memory.
         room = min(self.max_model_len - prompt, self.kv_capacity_tokens - prompt + 1)
         if params.min_tokens > room:
@@ -120,6 +172,14 @@ class Door:
             )
         return room if params.max_tokens is None else min(params.max_tokens, room)
 
+    def _check_memory(self, prompt: int) -> None:
+        if prompt > self.kv_capacity_tokens:
+            raise ValueError(
+                f"KV memory holds {self.kv_capacity_tokens} tokens of one request. However, your "
+                f"prompt has {prompt} tokens. Please shorten the prompt, or start the engine with "
+                f"more memory (kv_cache_memory_bytes, gpu_memory_utilization)."
+            )
+
     def _sampling(self, params: SamplingParams) -> Sampling:
         """Sampling of the first choice. All share the seed: a draw is keyed by (seed, choice)."""
         temperature = abs(float(params.temperature))  # −0.0 is 0
@@ -128,7 +188,7 @@ class Door:
         greedy = temperature == 0
         allowed = params.allowed_token_ids
         return Sampling(
-            seed=self.seeds.draw() if params.seed is None else int(params.seed) % UINT64,
+            seed=0 if params.seed is None else int(params.seed) % UINT64,
             temperature=temperature,
             top_k=0 if greedy else max(0, min(int(params.top_k), self.vocab_size)),
             top_p=1.0 if greedy else max(float(params.top_p), SMALLEST_TOP_P),
@@ -169,10 +229,10 @@ class Door:
             )
         return wanted
 
-    def _check_ids(self, name: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise ValueError(self._beyond(name, token_id))
+    def _check_ids(self, name: str, token_ids: Collection[int]) -> None:
+        largest = max(token_ids, default=0)  # what is below 0 has been refused with the parameters
+        if largest >= self.vocab_size:
+            raise ValueError(self._beyond(name, largest))
 
     def _beyond(self, name: str, token_id: int) -> str:
         return f"{name}: token id {token_id} is outside the vocabulary (0 … {self.vocab_size - 1})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
@@ -77,7 +77,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # texts have none to leave out: the same either way
     truncate_prompt_tokens: int | None = None  # keep the last so many; −1: as many as fit
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = None
@@ -177,8 +177,7 @@ class SamplingParams:
             ids = getattr(self, name)
             if ids is not None and not isinstance(ids, list | tuple):
                 raise ValueError(f"{name}: expected a list of token ids, got {_short(ids)}")
-            for token_id in ids or ():
-                _integer(name, token_id, 0, INT32_MAX)
+            _token_ids(name, ids or ())
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids: an empty list allows nothing")
 
@@ -230,6 +229,15 @@ def _integer(name: str, value: object, low: int, high: int) -> None:
     number = int(value)
     if not low <= number <= high:
         raise ValueError(f"{name}: {_short(number)} is outside {low} … {high}")
+
+
+def _token_ids(name: str, ids: Sequence[object]) -> None:
+    """A whole vocabulary may be listed: plain integers are looked at without a loop."""
+    if set(map(type, ids)) == {int}:
+        plain: Any = ids
+        ids = (min(plain), max(plain))
+    for token_id in ids:
+        _integer(name, token_id, 0, INT32_MAX)
 
 
 def _boolean(name: str, value: object) -> None:

@@ -162,3 +162,30 @@ def test_fields_assigned_later_are_checked_too() -> None:
     params.top_p = 7.0
     with pytest.raises(ValueError, match="top_p"):
         DOOR.resolve("r", [1], params)
+
+
+def test_b34_parameters_are_read_once_for_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(allowed_token_ids=[5, 6], n=2)
+    ready = DOOR.prepare(params)
+    monkeypatch.setattr(SamplingParams, "validate", None)  # would not be callable
+    requests = [request for p in ([1], [2]) for request in DOOR.resolve("r", p, ready)]
+    assert {request.sampling.allowed_token_ids for request in requests} == {(5, 6)}
+    # Choices share a seed; prompts do not.
+    assert len({request.sampling.seed for request in requests}) == 2
+    assert requests[0].sampling.seed == requests[1].sampling.seed
+
+
+def test_a_prompt_that_is_only_scored_may_fill_the_context() -> None:
+    door = replace(DOOR, kv_capacity_tokens=255)
+    prompt = [3] * 255 + [9]
+    request = door.score("r", prompt, 2)
+    assert request.prompt_token_ids.tolist() == prompt[:-1]
+    assert (request.sampling.allowed_token_ids, request.max_tokens) == ((9,), 1)
+    assert (request.sampling.logprobs, request.sampling.prompt_logprobs) == (2, 2)
+    assert not request.stop_token_ids
+    make_engine(runner_info(max_model_len=256)).add_request(request)  # the engine agrees
+    assert door.score("r", [3], 2).prompt_token_ids.tolist() == [3]
+    with pytest.raises(ValueError, match=r"length is 256 tokens. However.* 257 tokens"):
+        door.score("r", [*prompt, 9], 2)
+    with pytest.raises(ValueError, match="KV memory holds 254 tokens"):
+        replace(door, kv_capacity_tokens=254).score("r", prompt, 2)

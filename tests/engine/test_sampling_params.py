@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import time
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,19 @@ def test_b34_what_is_out_of_bounds_is_refused_by_name(name: str, value: Any) -> 
     with pytest.raises(ValueError, match=f"^{name}") as refusal:
         SamplingParams(**{name: value})
     assert len(str(refusal.value)) < 300  # never echoes what was sent
+
+
+def test_b34_a_whole_vocabulary_of_ids_is_checked_at_once() -> None:
+    ids = list(range(256_000))
+    began = time.monotonic()
+    params = SamplingParams(allowed_token_ids=ids)
+    for _ in range(9):
+        params.validate()
+    assert time.monotonic() - began < 0.6
+    for wrong in (-1, 2**31, True, "1", 1.5):
+        with pytest.raises(ValueError, match=r"^allowed_token_ids"):
+            SamplingParams(allowed_token_ids=[*ids, wrong])  # type: ignore[list-item]
+    assert SamplingParams(stop_token_ids=list(np.arange(3))).stop_token_ids == [0, 1, 2]
 
 
 def test_several_greedy_choices_are_refused() -> None:
