@@ -22,6 +22,7 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._live: set[str] = set()
         self._refused: dict[str, str] = {}
+        self._failed: list[EngineOutput] = []  # could not be taken in
         self._thread: threading.Thread | None = None
 
     def start(self, deliver: Deliver) -> None:
@@ -43,7 +44,9 @@ class EngineThread:
         try:
             while self._obey_commands():
                 refused, self._refused = self._refused, {}
-                outputs = self._step() if self._engine.has_unfinished else []
+                outputs, self._failed = self._failed, []
+                if self._engine.has_unfinished:
+                    outputs += self._step()
                 deliver(StepReport(outputs, refused, stats_by_name(self._engine.stats())))
         except Exception as error:
             logger.exception("the engine has ended")
@@ -51,7 +54,7 @@ class EngineThread:
 
     def _obey_commands(self) -> bool:
         """Takes what is in the inbox, waiting only while there is nothing to compute."""
-        block = not self._engine.has_unfinished and not self._refused
+        block = not self._engine.has_unfinished and not self._refused and not self._failed
         while True:
             try:
                 command = self._inbox.get(block=block)
@@ -77,6 +80,17 @@ class EngineThread:
                 self._live.add(request.id)
             except ValueError as error:
                 self._refused[request.id] = str(error)
+            except Exception as error:
+                logger.exception("request %s could not be taken in", request.id)
+                self._take_back(request.id)
+                self._failed.append(failed(request.id, f"{type(error).__name__}: {error}"))
+
+    def _take_back(self, request_id: str) -> None:
+        """What the engine may have kept of a request before it failed at it."""
+        try:
+            self._engine.abort(request_id)
+        except Exception:
+            logger.exception("request %s left something behind", request_id)
 
     def _step(self) -> list[EngineOutput]:
         """One step. If it fails as a whole, all requests end with it; the engine goes on."""

@@ -129,6 +129,30 @@ def test_a_refused_request_hurts_no_other() -> None:
     assert text == "Hello"
 
 
+class StumblingEngine(ScriptedEngine):
+    def add_request(self, request: EngineRequest) -> None:
+        super().add_request(request)
+        if request.max_tokens == 13:
+            raise MemoryError("no room for the request's state")
+
+
+def test_a_request_that_cannot_be_taken_in_fails_alone() -> None:
+    engine = StumblingEngine(says("Hello"))
+
+    async def body(client: AsyncEngine) -> tuple[Any, list[str]]:
+        calls = [client.submit([choice(13)]), client.submit([choice()])]
+        (only,) = [d async for deltas in calls[0] for d in deltas]
+        calls.append(client.submit([choice()]))
+        return only, ["".join([d.text async for ds in c for d in ds]) for c in calls[1:]]
+
+    only, texts = run(engine, body)
+    assert only.finish_reason is FinishReason.ERROR
+    assert not only.refused  # the request was right
+    assert "no room" in only.error
+    assert texts == ["Hello", "Hello"]
+    assert not engine.running
+
+
 class FailingEngine(ScriptedEngine):
     def step(self) -> list[EngineOutput]:
         if self.steps == 2:
