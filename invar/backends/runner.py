@@ -14,6 +14,21 @@ import numpy as np
 PAGE_TOKENS = 32  # of the CPU backend's page layout; the engine only counts with it
 
 
+def pages_of(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)
+
+
+def peak_pages(tokens: int, window: int | None, max_chunk: int) -> int:
+    """Most pages that a request of `tokens` tokens ever holds in a cache group.
+
+    A step of `max_chunk` rows sees ``window - 1`` tokens before its first row. That many tokens in
+    a row, n, lie in at most ``pages_of(n - 1) + 1`` pages, wherever they begin.
+    """
+    if window is None:
+        return pages_of(tokens)
+    return min(pages_of(tokens), pages_of(window + max_chunk - 2) + 1)
+
+
 @dataclass(frozen=True)
 class SamplingBatch:
     """Sampling parameters of the rows that need logits, ``[rows]`` each unless said otherwise."""
@@ -97,6 +112,7 @@ class RunnerInfo:
     groups: tuple[GroupMemory, ...]
     slab_bytes: int
     slabs: int  # of the arena, all groups together
+    max_top_logprobs: int  # that a row can report
     fingerprint: str
     memory: tuple[tuple[str, int], ...]  # rows of the memory table: (what, bytes)
 

@@ -1,7 +1,7 @@
 """A step's chunks as the arrays that the backend takes.
 
-What stays the same for the whole life of a request is written once into its slot of `SlotTable`; a
-step gathers it by slot. What few requests have (bias, penalties, masks) is joined from them alone.
+What stays the same for the whole life of a request is laid out once: its numbers in its slot of
+`SlotTable`, from which a step gathers, and what few requests have (bias, masks) in `Constraints`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from invar.backends.runner import Batch, RunnerInfo, SamplingBatch
+from invar.engine.constraints import Constraints, mask_words
 from invar.engine.kv import KVMemory
 from invar.engine.request import Sampling
 from invar.engine.state import Chunk, RequestState
@@ -56,7 +57,6 @@ class BatchBuilder:
     def __init__(self, info: RunnerInfo, memory: KVMemory) -> None:
         self.memory = memory
         self.table = SlotTable(info.max_sequences)
-        self.mask_words = -(-info.vocab_size // 32)
         self.vocab_size = info.vocab_size
         # slot → the request whose parameters it holds; None where it holds nobody's yet
         self.written: list[RequestState | None] = [None] * info.max_sequences
@@ -157,35 +157,30 @@ class BatchBuilder:
         self, special: Sequence[Drawing], rows: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The caller's bias, and −inf on what must not come now."""
-        ids: list[int] = []
-        values: list[float] = []
+        ids, values = [NO_IDS], [NO_VALUES]
         lengths = np.zeros(rows, np.int64)
         for row, state in special:
-            bias = dict(state.request.sampling.bias)
-            bias.update(dict.fromkeys(forbidden_ids(state), -np.inf))
-            ids += bias.keys()
-            values += bias.values()
-            lengths[row] = len(bias)
-        if not ids:
-            return NO_IDS, NO_VALUES, np.zeros(rows + 1, np.int64)
-        return np.array(ids, np.int32), np.array(values, np.float32), starts_of(lengths, np.int64)
+            biased, bias = self._constraints(state).bias(state.output_token_ids)
+            ids.append(biased)
+            values.append(bias)
+            lengths[row] = len(biased)
+        return np.concatenate(ids), np.concatenate(values), starts_of(lengths, np.int64)
 
     def _masks(self, special: Sequence[Drawing]) -> tuple[np.ndarray, np.ndarray]:
         masks, rows = [], []
         for row, state in special:
-            allowed = state.request.sampling.allowed_token_ids
-            if allowed is not None:
-                masks.append(self._mask(allowed))
+            mask = self._constraints(state).mask
+            if mask is not None:
+                masks.append(mask)
                 rows.append(row)
         if not masks:
-            return np.empty((0, self.mask_words), np.uint32), NO_IDS
+            return np.empty((0, mask_words(self.vocab_size)), np.uint32), NO_IDS
         return np.stack(masks), np.array(rows, np.int32)
 
-    def _mask(self, allowed: tuple[int, ...]) -> np.ndarray:
-        """uint32 ``[words]``: bit ``id % 32`` of word ``id // 32`` is set where id is allowed."""
-        bits = np.zeros(self.mask_words * 32, np.uint8)
-        bits[list(allowed)] = 1
-        return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    def _constraints(self, state: RequestState) -> Constraints:
+        if state.constraints is None:
+            state.constraints = Constraints.of(state.request, self.vocab_size)
+        return state.constraints
 
 
 def starts_of(lengths: np.ndarray, dtype: type[np.signedinteger]) -> np.ndarray:
@@ -213,18 +208,3 @@ def drawing(chunks: Sequence[Chunk]) -> list[Drawing]:
         if chunk.samples:
             drawn.append((row - 1, chunk.state))
     return drawn
-
-
-def forbidden_ids(state: RequestState) -> list[int]:
-    """Ids that must not be the next token of this request."""
-    request = state.request
-    ids: list[int] = []
-    if state.num_output_tokens < request.min_tokens:
-        ids += sorted(request.stop_token_ids)
-    for sequence in request.sampling.bad_sequences:
-        before = sequence[:-1]
-        if len(before) <= state.num_output_tokens:
-            tail = state.token_ids[state.num_tokens - len(before) : state.num_tokens]
-            if tuple(tail.tolist()) == before:
-                ids.append(sequence[-1])
-    return ids

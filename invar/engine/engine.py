@@ -67,7 +67,7 @@ class Engine:
         )
         self.builder = BatchBuilder(info, self.memory)
         self.states: dict[str, RequestState] = {}
-        self.finished_at_door: list[EngineOutput] = []
+        self.finished_at_door: dict[str, EngineOutput] = {}
         self.arrivals = 0
         self.steps = 0
         self.prompt_tokens = 0
@@ -87,15 +87,17 @@ class Engine:
         self._check(request)
         state = RequestState(request, arrival=self.arrivals)
         self.arrivals += 1
-        reason = finish_reason(state)
-        if reason is not None:  # resumed after its last token
-            self.finished_at_door.append(EngineOutput(request.id, [], finish_reason=reason))
+        ending = output_of(state, [])
+        if ending.finish_reason is not None:  # resumed after its last token
+            self.finished_at_door[request.id] = ending
             return
         self.states[request.id] = state
         self.scheduler.add(state)
 
     def abort(self, request_id: str) -> bool:
         """Forgets a request in any state; no output comes for it. False where it is not known."""
+        if self.finished_at_door.pop(request_id, None) is not None:
+            return True
         state = self.states.pop(request_id, None)
         if state is None:
             return False
@@ -104,11 +106,11 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Runs one batch: what it brought, for each request that got a token or ended."""
-        outputs, self.finished_at_door = self.finished_at_door, []
+        outputs = list(self.finished_at_door.values())
+        self.finished_at_door.clear()
         chunks = self.scheduler.schedule()
-        if chunks:
-            result = self._run(chunks)
-            outputs += self._postprocess(chunks, result)
+        for part, result in self._run(chunks):
+            outputs += self._postprocess(part, result)
         return outputs
 
     def stats(self) -> EngineStats:
@@ -139,7 +141,7 @@ class Engine:
     def _check(self, request: EngineRequest) -> None:
         prompt, tokens = len(request.prompt_token_ids), request.max_tokens
         resumed = 0 if request.output_token_ids is None else len(request.output_token_ids)
-        if request.id in self.states:
+        if request.id in self.states or request.id in self.finished_at_door:
             raise ValueError(f"request {request.id}: a request with this id is running")
         if prompt < 1 or tokens < 1 or resumed > tokens:
             raise ValueError(
@@ -158,19 +160,30 @@ class Engine:
                 f"KV memory holds for one request ({self.kv_capacity_tokens} tokens)"
             )
 
-    def _run(self, chunks: list[Chunk]) -> StepResult | Exception:
-        """The backend's result, or what it raised: the requests of this step fail, no others."""
+    def _run(self, chunks: list[Chunk]) -> list[tuple[list[Chunk], StepResult | Exception]]:
+        """The step's parts, each with the backend's result or with what it raised.
+
+        All is one part, unless the backend refuses the batch: then nothing has run, and each
+        request is tried alone, so that only the guilty one fails.
+        """
+        if not chunks:
+            return []
         now = time.monotonic()
         for chunk in chunks:
             if chunk.state.first_scheduled_s is None:
                 chunk.state.first_scheduled_s = now
         self.steps += 1
+        result = self._submit(chunks)
+        if isinstance(result, ValueError) and len(chunks) > 1:
+            logger.warning("step %d was refused; its requests are tried one by one", self.steps)
+            return [([chunk], self._submit([chunk])) for chunk in chunks]
+        return [(chunks, result)]
+
+    def _submit(self, chunks: list[Chunk]) -> StepResult | Exception:
         try:
             return self.runner.submit(self.builder.build(chunks)).result()
         except Exception as error:
-            logger.exception(
-                "step %d failed; its %d requests are given up", self.steps, len(chunks)
-            )
+            logger.exception("step %d failed for %d requests", self.steps, len(chunks))
             return error
 
     def _postprocess(
@@ -201,13 +214,11 @@ class Engine:
         token = reader.token_ids[rows[-1]]
         state.append(token)
         self.generated_tokens += 1
-        output = EngineOutput(request.id, [token], finish_reason=finish_reason(state))
+        output = output_of(state, [token])
         if request.sampling.logprobs is not None:
             output.logprobs = [reader.logprobs(rows[-1], request.sampling.logprobs)]
         if not state.has_reported:
             self._report_first(state, output)
-        if output.finish_reason is FinishReason.STOP:
-            output.stop_reason = token
         if output.finish_reason is not None:
             self._forget(state)
         return output
@@ -229,12 +240,13 @@ class Engine:
         self.scheduler.remove(state)
 
 
-def finish_reason(state: RequestState) -> FinishReason | None:
-    """Why the last known token ends the answer, if it does."""
+def output_of(state: RequestState, token_ids: list[int]) -> EngineOutput:
+    """What goes out with `token_ids`; it says so if the last known token ends the answer."""
     request, produced = state.request, state.num_output_tokens
-    if not produced:
-        return None
+    output = EngineOutput(request.id, token_ids)
     last = int(state.token_ids[state.num_tokens - 1])
-    if last in request.stop_token_ids and produced > request.min_tokens:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if produced >= request.max_tokens else None
+    if produced > request.min_tokens and last in request.stop_token_ids:
+        output.finish_reason, output.stop_reason = FinishReason.STOP, last
+    elif produced >= request.max_tokens:
+        output.finish_reason = FinishReason.LENGTH
+    return output

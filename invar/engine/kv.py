@@ -27,11 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo
-
-
-def pages_of(tokens: int) -> int:
-    return -(-tokens // PAGE_TOKENS)
+from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of, peak_pages
 
 
 class SlabArbiter:
@@ -228,14 +224,7 @@ class KVMemory:
         self.pools[group].give_back(page_ids.tolist())
 
     def _peak_pages(self, group: GroupMemory, tokens: int) -> int:
-        """Most pages that a request of `tokens` tokens ever holds in the group.
-
-        A step of `max_chunk` rows sees ``window - 1`` tokens before its first row. That many tokens
-        in a row, n, lie in at most ``pages_of(n - 1) + 1`` pages, wherever they begin.
-        """
-        if group.window is None:
-            return pages_of(tokens)
-        return min(pages_of(tokens), pages_of(group.window + self.max_chunk - 2) + 1)
+        return peak_pages(tokens, group.window, self.max_chunk)
 
     def _capacity(self, max_model_len: int) -> int:
         """Most tokens that one request can write, found by bisection (fits_alone is monotonic)."""

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from invar._native import MAX_TOP_LOGPROBS
-from invar.backends.cpu.memory import kv_bytes, plan_memory
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import RunnerInfo
-from invar.config import DEFAULT_KV_BYTES, EngineConfig
+from invar.config import EngineConfig
+from invar.engine.budget import plan_sizes
 from invar.engine.door import Door, SeedSource
 from invar.engine.engine import Engine
-from invar.graph.graph import Graph
 from invar.models import registry
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
 from invar.weights.sources import resolve
 
-logger = logging.getLogger("invar")
-
-CGROUP = Path("/sys/fs/cgroup")
 TEMPLATE_KEY = "tokenizer.chat_template"
+TOKENS_KEY = "tokenizer.ggml.tokens"
 
 
 @dataclass
@@ -61,16 +54,15 @@ def load_engine(config: EngineConfig) -> LoadedModel:
     """
     path = resolve(config.model)
     refuse_other_quantization(config, path)
-    if config.max_logprobs > MAX_TOP_LOGPROBS:
-        raise ValueError(
-            f"max_logprobs: {config.max_logprobs} is more than the {MAX_TOP_LOGPROBS} that the "
-            f"CPU backend reports"
-        )
-    with GGUFFile(path) as source:
-        tokenizer = load_tokenizer(config, source)
+    with GGUFFile(path) as source, ThreadPoolExecutor(max_workers=1) as beside:
+        # Packing leaves the interpreter to others, so the text side is built meanwhile.
+        text = beside.submit(load_text, config, source)
         graph = registry.build(source)
-        runner = make_runner(config, graph, source, tokenizer.vocab_size)
-        chat_template = load_template(config, source.metadata)
+        vocab_size = vocabulary_size(config, source) or graph.vocab_size
+        sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
+        runner = CpuRunner(graph, source, **asdict(sizes))
+        tokenizer, chat_template = text.result()
+    refuse_more_logprobs(config, runner.info)
     engine = Engine(runner, policy=config.scheduling_policy)
     door = Door(
         vocab_size=runner.info.vocab_size,
@@ -82,6 +74,10 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         seeds=SeedSource(config.seed),
     )
     return LoadedModel(config, path, engine, tokenizer, chat_template, door, runner.info)
+
+
+def load_text(config: EngineConfig, source: GGUFFile) -> tuple[Tokenizer, ChatTemplate | None]:
+    return load_tokenizer(config, source), load_template(config, source.metadata)
 
 
 def load_tokenizer(config: EngineConfig, source: GGUFFile) -> Tokenizer:
@@ -109,103 +105,19 @@ def refuse_other_quantization(config: EngineConfig, path: Path) -> None:
         )
 
 
-def make_runner(config: EngineConfig, graph: Graph, source: GGUFFile, vocab_size: int) -> CpuRunner:
-    longest = config.max_model_len or graph.max_positions
-    if longest > graph.max_positions:
+def refuse_more_logprobs(config: EngineConfig, info: RunnerInfo) -> None:
+    if config.max_logprobs > info.max_top_logprobs:
         raise ValueError(
-            f"max_model_len: {longest} is beyond the {graph.max_positions} tokens that the model "
-            f"was made for"
+            f"max_logprobs: {config.max_logprobs} is more than the {info.max_top_logprobs} that "
+            f"the backend reports"
         )
-    budget = kv_budget(config, graph, source, longest, vocab_size)
-    fitting = fitting_length(graph, budget, longest)
-    if fitting < longest and config.max_model_len is not None:
-        raise ValueError(
-            f"max_model_len: {longest} tokens need {mib(kv_bytes(graph, longest, 1))} of KV "
-            f"memory, the budget is {mib(budget)} ({fitting} tokens); lower max_model_len or raise "
-            f"kv_cache_memory_bytes or gpu_memory_utilization"
-        )
-    if fitting < longest:
-        logger.warning(
-            "max_model_len lowered from %d to %d: the KV budget is %s",
-            longest,
-            fitting,
-            mib(budget),
-        )
-    return CpuRunner(
-        graph,
-        source,
-        max_tokens_per_step=config.max_num_batched_tokens,
-        max_sequences=config.max_num_seqs,
-        max_model_len=fitting,
-        kv_budget_bytes=budget,
-        threads=config.num_threads,
-        vocab_size=vocab_size,
-    )
 
 
-def kv_budget(
-    config: EngineConfig, graph: Graph, source: GGUFFile, longest: int, vocab_size: int
-) -> int:
-    """Bytes for KV memory: never more than all requests at full length could use.
-
-    | given                    | budget                                                        |
-    |--------------------------|---------------------------------------------------------------|
-    | `kv_cache_memory_bytes`  | that                                                          |
-    | `gpu_memory_utilization` | that share of available memory, less weights and workspace    |
-    | neither                  | the same with 0.9, and no more than `DEFAULT_KV_BYTES`        |
-    """
-    useful = kv_bytes(graph, longest, config.max_num_seqs)
-    if config.kv_cache_memory_bytes is not None:
-        return min(config.kv_cache_memory_bytes, useful)
-    plan = plan_memory(
-        graph,
-        source,
-        max_tokens_per_step=config.max_num_batched_tokens,
-        max_sequences=config.max_num_seqs,
-        max_model_len=longest,
-        kv_budget_bytes=useful,
-        threads=config.num_threads or 1,
-        vocab_size=vocab_size,
-    )
-    fixed = plan.lowered.weights.size + plan.workspace_bytes
-    available = available_memory()
-    budget = int(available * config.memory_fraction) - fixed
-    if budget <= 0:
-        raise ValueError(
-            f"{source.path.name}: weights and workspace need {mib(fixed)}; "
-            f"{config.memory_fraction:g} of the available {mib(available)} is less than that"
-        )
-    if config.gpu_memory_utilization is None:
-        budget = min(budget, DEFAULT_KV_BYTES)
-    return min(budget, useful)
-
-
-def fitting_length(graph: Graph, budget: int, longest: int) -> int:
-    """Most tokens, up to `longest`, that one request can have in `budget` bytes of KV memory."""
-    low, high = 0, longest
-    while low < high:
-        middle = math.ceil((low + high) / 2)
-        if kv_bytes(graph, middle, 1) <= budget:
-            low = middle
-        else:
-            high = middle - 1
-    if not low:
-        raise ValueError(
-            f"a KV budget of {mib(budget)} does not hold one page; give it more memory"
-        )
-    return low
-
-
-def available_memory() -> int:
-    """Bytes that can be used without swapping, within the limit of the process's cgroup."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
-    except OSError:
-        return available
-    return available if limit == "max" else min(available, max(0, int(limit) - used))
-
-
-def mib(size: int) -> str:
-    return f"{size / (1 << 20):,.0f} MiB"
+def vocabulary_size(config: EngineConfig, source: GGUFFile) -> int | None:
+    """Ids of the tokenizer, told without reading them; None: the model's own count must do."""
+    if config.tokenizer is not None and config.tokenizer != config.model:
+        with GGUFFile(resolve(config.tokenizer)) as other:
+            entry = other.metadata.entry(TOKENS_KEY)
+    else:
+        entry = source.metadata.entry(TOKENS_KEY)
+    return None if entry is None else entry.count

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from invar.engine.constraints import Constraints
 from invar.engine.request import EngineRequest, TokenLogprobs
 
 
@@ -35,6 +36,7 @@ class RequestState:
     needs_all_memory: bool = False  # was short of pages with nobody beside it
     has_reported: bool = False  # the first output has gone out
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+    constraints: Constraints | None = None  # laid out at the first draw that needs them
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -58,6 +60,11 @@ class RequestState:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> np.ndarray:
+        """int32 view: what has been generated, before a resumption too."""
+        return self.token_ids[self.num_prompt_tokens : self.num_tokens]
 
     @property
     def num_remaining(self) -> int:

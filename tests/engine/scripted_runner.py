@@ -47,6 +47,7 @@ def runner_info(
         groups=tuple(groups),
         slab_bytes=1,
         slabs=slabs,
+        max_top_logprobs=20,
         fingerprint="hash",
         memory=(),
     )
@@ -87,6 +88,7 @@ class HashRunner:
         ]
         self.slab_of: dict[int, int] = {}  # slab → group that wrote it last
         self.fail_next = False
+        self.refuses: Callable[[Batch], bool] = lambda batch: False
         self.not_finite: Callable[[int], bool] = lambda token: False
         self.batches: list[Batch] = []
         self.closed = False
@@ -94,6 +96,8 @@ class HashRunner:
     # ------------------------------------------------------------------------- Runner protocol
 
     def submit(self, batch: Batch) -> HashRunner:
+        if self.refuses(batch):
+            raise ValueError("scripted refusal")
         self.batches.append(batch)
         self.batch = batch
         return self

@@ -9,6 +9,7 @@ import pytest
 
 from engine.helpers import Client, make_engine, request, run
 from engine.scripted_runner import VOCAB, Answer, HashRunner, Rules, lone_answer, runner_info
+from invar.engine import constraints
 from invar.engine.engine import Engine
 from invar.engine.request import EngineRequest, FinishReason
 
@@ -205,6 +206,24 @@ def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
     assert "NaN" in client.errors["bad"]
 
 
+def test_a_batch_that_is_refused_fails_the_guilty_request_alone() -> None:
+    """Nothing has run of such a batch, so its other requests lose nothing."""
+    engine = make_engine(INFO)
+    runner = engine.runner
+    assert isinstance(runner, HashRunner)
+    runner.refuses = lambda batch: 96 in batch.token_ids
+    good = [request("a", [3, 4, 5], 6, logprobs=1), request("b", [6] * 40, 6, prompt_logprobs=1)]
+    rules_say_96 = [one for one in good if 96 in alone(one).token_ids]
+    assert not rules_say_96
+    client = Client(engine)
+    client.add(good[0], request("guilty", [7, 96, 8], 6), good[1])
+    client.step()
+    assert set(client.errors) == {"guilty"}
+    assert "scripted refusal" in client.errors["guilty"]
+    answers = client.drain()
+    assert [answers[one.id] for one in good] == [alone(one) for one in good]
+
+
 def test_a_step_that_fails_fails_its_requests_and_no_others() -> None:
     engine = make_engine(runner_info(max_sequences=2))
     runner = engine.runner
@@ -243,6 +262,37 @@ def test_a_request_resumed_after_its_last_token_ends_at_once() -> None:
     answers = client.drain()
     assert answers["full"] == Answer([], finish_reason="length")
     assert answers["stopped"] == Answer([], finish_reason="stop")
+    reasons = {output.request_id: output.stop_reason for output in client.outputs}
+    assert reasons == {"full": None, "stopped": 3}
+
+
+def test_a_request_that_ended_at_the_door_is_live_until_its_output_is_out() -> None:
+    client = Client(make_engine(INFO))
+    ended = request("x", 4, 3, output_token_ids=np.array([1, 2, 3], np.int32))
+    client.add(ended)
+    with pytest.raises(ValueError, match="request x"):
+        client.engine.add_request(request("x", 9, 4))
+    assert client.abort("x")
+    assert not client.abort("x")
+    assert not client.engine.has_unfinished
+    assert client.step() == []
+    client.add(ended)
+    assert client.drain()["x"].finish_reason == "length"
+
+
+def test_what_bends_a_draw_is_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask of a large vocabulary takes milliseconds, which its batch mates would wait."""
+    built = []
+    mask_of = constraints.mask_of
+    monkeypatch.setattr(
+        constraints, "mask_of", lambda *given: built.append(given) or mask_of(*given)
+    )
+    masked = request("m", 20, 30, allowed_token_ids=(1, 31, 32, 33, 96), bias=((5, 2.0),))
+    tight = make_engine(runner_info(slabs=3))
+    answers = run(tight, request("first", 20, 60), masked)
+    assert tight.stats().preemptions > 0
+    assert answers["m"] == alone(masked)
+    assert len(built) == 1
 
 
 def test_prompt_scores_survive_preemption_and_come_once() -> None:

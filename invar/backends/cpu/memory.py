@@ -9,6 +9,7 @@ from invar.backends.cpu.emit import PlanShape
 from invar.backends.cpu.layout import SlabLayout, place_buffers, plan_slabs, round_up
 from invar.backends.cpu.lower import lower
 from invar.backends.cpu.lowered import Lowered
+from invar.backends.runner import peak_pages
 from invar.graph.graph import Graph, WeightSource
 from invar.graph.passes import optimise
 
@@ -82,15 +83,22 @@ def plan_memory(
     return CpuPlan(lowered, shape, slabs, slab_count, buffer_bytes + scratch)
 
 
-def kv_bytes(graph: Graph, tokens: int, sequences: int) -> int:
-    """Bytes of KV cache that hold ``sequences`` requests of ``tokens`` tokens each."""
+def kv_bytes(graph: Graph, tokens: int, sequences: int, max_chunk: int) -> int:
+    """Bytes of KV cache in which ``sequences`` requests of ``tokens`` tokens run at once.
+
+    max_chunk: most rows of one request in a step; a window group keeps no more than it needs then.
+    """
     slabs = plan_slabs(graph.groups)
     total = 0
     for group, per_slab in zip(graph.groups, slabs.pages_per_slab, strict=True):
-        del group  # a window group is counted in full: its peak depends on the chunk size
-        pages = sequences * -(-tokens // _native.PAGE_TOKENS)
+        pages = sequences * peak_pages(tokens, group.window, max_chunk)
         total += -(-pages // per_slab) * slabs.slab_bytes
     return total
+
+
+def usable_threads() -> int:
+    """The physical cores that this process may use, by affinity and cgroup."""
+    return _native.cpu_info()["usable_cores"]
 
 
 def _scratch_bytes(lowered: Lowered, isa: str) -> int:

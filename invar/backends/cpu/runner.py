@@ -10,7 +10,7 @@ import numpy.typing as npt
 from invar import _native
 from invar.backends.cpu.emit import PlanMemory, emit
 from invar.backends.cpu.fingerprint import fingerprint
-from invar.backends.cpu.memory import plan_memory
+from invar.backends.cpu.memory import plan_memory, usable_threads
 from invar.backends.cpu.packing import pack_weights
 from invar.backends.runner import Batch, GroupMemory, RunnerInfo, StepResult
 from invar.graph.graph import Graph, WeightSource
@@ -47,7 +47,7 @@ class CpuRunner:
         isa: str = "",
     ) -> None:
         vocab = min(vocab_size or graph.vocab_size, graph.vocab_size)
-        threads = threads or _native.cpu_info()["usable_cores"]
+        threads = threads or usable_threads()
         self.plan_sizes = plan_memory(
             graph,
             source,
@@ -78,6 +78,7 @@ class CpuRunner:
             ),
             slab_bytes=sizes.slabs.slab_bytes,
             slabs=sizes.slab_count,
+            max_top_logprobs=_native.MAX_TOP_LOGPROBS,
             fingerprint=fingerprint(graph, source, max_model_len=max_model_len, vocab_size=vocab),
             memory=sizes.rows,
         )
