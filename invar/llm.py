@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +16,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from invar.config import DEFAULT_MODEL, EngineConfig
+from invar.config import DEFAULT_MODEL, EngineConfig, check_names
 from invar.engine.loader import LoadedModel, load_engine
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from invar.engine.sampling_params import RequestOutputKind, SamplingParams
+from invar.observe.progress import progress_bar
 from invar.serving.choice import Choice
+from invar.text.chat_template import require_template
 from invar.text.output import TextAssembler, TextDelta
 from invar.text.tokenizer import Tokenizer
 
@@ -41,6 +41,16 @@ logger = logging.getLogger("invar")
 T = TypeVar("T")
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """A prompt in whatever form it was given."""
+
+    text: str | None
+    ids: np.ndarray
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    num_truncated_tokens: int = 0  # left out at the prompt's start (truncate_prompt_tokens)
 
 
 class LLM:
@@ -100,6 +111,7 @@ class LLM:
     def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
         self.model: LoadedModel = load_engine(EngineConfig.from_args(model=str(model), **options))
         self._request_ids = itertools.count()
+        self._noticed: set[str] = set()  # names that have had their notice
 
     def generate(
         self,
@@ -111,8 +123,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers every prompt; results are in the order of the prompts.
 
-        A prompt is a text, `{"prompt": text}`, `{"prompt_token_ids": ids}` or a list of ids. Raises
-        ValueError, before anything runs, for a prompt or parameters that cannot be served.
+        A prompt is a text, `{"prompt": text}`, `{"prompt_token_ids": ids}` (either with a
+        `cache_salt`) or a list of ids. Raises ValueError, before anything runs, for a prompt or
+        parameters that cannot be served.
         """
         read = [self._read(index, prompt) for index, prompt in enumerate(listed(prompts))]
         return self._run(read, sampling_params, priority, use_tqdm, goes_on=True)
@@ -129,12 +142,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list of them."""
-        template = self.model.chat_template
-        if template is None:
-            raise ValueError(
-                f"{self.model.path.name} has no chat template; give one (LLM(chat_template=…)), "
-                f"or use generate"
-            )
+        template = require_template(self.model.chat_template)
         single = not messages or isinstance(messages[0], Mapping)
         conversations: Any = [messages] if single else messages
         options: dict[str, Any] = {
@@ -145,8 +153,8 @@ class LLM:
         }
         read = []
         for conversation in conversations:
-            ids = template.encode(self.model.tokenizer, conversation, **options)
-            read.append((template.render(conversation, **options), ids))
+            text, ids = template.encode_with_text(self.model.tokenizer, conversation, **options)
+            read.append(ReadPrompt(text, ids))
         return self._run(read, sampling_params, None, use_tqdm, goes_on=continue_final_message)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -172,12 +180,15 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _read(self, index: int, prompt: Prompt) -> tuple[str | None, np.ndarray]:
-        """A prompt as (its text, its ids)."""
+    def _read(self, index: int, prompt: Prompt) -> ReadPrompt:
         text: object = None
         ids: object = prompt
+        salt: object = None
         if isinstance(prompt, Mapping):
-            ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+            check_names(map(str, prompt), PROMPT_KEYS, f"prompts[{index}]", ValueError)
+            ids, text, salt = (
+                prompt.get(name) for name in ("prompt_token_ids", "prompt", "cache_salt")
+            )
         elif isinstance(prompt, str):
             ids, text = None, prompt
         if ids is None and isinstance(text, str):
@@ -187,11 +198,13 @@ class LLM:
                 f"prompts[{index}]: expected a text, {{'prompt': text}}, "
                 f"{{'prompt_token_ids': ids}} or a list of token ids"
             )
-        return text if isinstance(text, str) else None, np.asarray(ids)
+        if salt is not None and not (isinstance(salt, str) and salt):
+            raise ValueError(f"prompts[{index}]: cache_salt: expected a text, got {salt!r}")
+        return ReadPrompt(text if isinstance(text, str) else None, np.asarray(ids), salt)
 
     def _run(
         self,
-        prompts: Sequence[tuple[str | None, np.ndarray]],
+        prompts: Sequence[ReadPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
         use_tqdm: bool,
@@ -199,22 +212,51 @@ class LLM:
         goes_on: bool,
     ) -> list[RequestOutput]:
         """goes_on: the answer goes on with the prompt's text, it does not begin one."""
-        params = one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
-        priorities = one_each("priority", priority or 0, len(prompts))
+        if sampling_params is None:
+            sampling_params = SamplingParams()
+        params = one_each("sampling_params", sampling_params, len(prompts))
+        priorities = one_each("priority", 0 if priority is None else priority, len(prompts))
+        self._check_options(params, priorities)
         pending = []
-        for index, (text, ids) in enumerate(prompts):
+        for index, prompt in enumerate(prompts):
             request_id = str(next(self._request_ids))
             try:
                 requests = self.model.door.resolve(
-                    request_id, ids, params[index], priority=priorities[index]
+                    request_id,
+                    prompt.ids,
+                    params[index],
+                    priority=priorities[index],
+                    cache_salt=prompt.cache_salt,
                 )
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}") from None
             pending.append(
-                Pending(request_id, text, requests, params[index], self.model.tokenizer, goes_on)
+                Pending(request_id, prompt, requests, params[index], self.model.tokenizer, goes_on)
             )
         self._drain(pending, use_tqdm)
         return [one.output for one in pending]
+
+    def _check_options(self, params: Sequence[SamplingParams], priorities: Sequence[int]) -> None:
+        """What would do nothing here is refused, or noticed where the answer is the same."""
+        for one in params:
+            if not isinstance(one, SamplingParams):
+                raise ValueError(f"sampling_params: expected SamplingParams, got {one!r:.80}")
+            if one.output_kind is RequestOutputKind.DELTA:
+                self._notice("output_kind", "generate and chat return whole answers")
+            if one.stream_interval not in (None, 1):
+                self._notice("stream_interval", "generate and chat return whole answers")
+            if one.skip_reading_prefix_cache:
+                self._notice("skip_reading_prefix_cache", "prefixes are not kept yet")
+        scheduled = self.model.config.scheduling_policy
+        if any(priorities) and scheduled != "priority":
+            raise ValueError(
+                f"priority: it needs LLM(scheduling_policy='priority'), this is {scheduled!r}"
+            )
+
+    def _notice(self, name: str, reason: str) -> None:
+        if name not in self._noticed:
+            self._noticed.add(name)
+            logger.warning("SamplingParams %s has nothing to do here: %s", name, reason)
 
     def _drain(self, pending: Sequence[Pending], use_tqdm: bool) -> None:
         """Steps until every answer is there; an interruption leaves nothing in the engine."""
@@ -243,7 +285,7 @@ class Pending:
     def __init__(
         self,
         request_id: str,
-        prompt: str | None,
+        prompt: ReadPrompt,
         requests: Sequence[EngineRequest],
         params: SamplingParams,
         tokenizer: Tokenizer,
@@ -257,14 +299,16 @@ class Pending:
             request.id: Choice(index, assembler(tokenizer, request, params, goes_on), named)
             for index, request in enumerate(requests)
         }
+        kept = requests[0].prompt_token_ids
         self.output = RequestOutput(
             request_id=request_id,
-            prompt=prompt,
-            prompt_token_ids=requests[0].prompt_token_ids.tolist(),
+            prompt=prompt.text,
+            prompt_token_ids=kept.tolist(),
             prompt_logprobs=None,
             outputs=[CompletionOutput(index) for index in range(len(requests))],
             finished=False,
             metrics=RequestMetrics(arrival_time=time.monotonic()),
+            num_truncated_tokens=len(prompt.ids) - len(kept),
         )
 
     @property
@@ -361,48 +405,3 @@ def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:
     if len(given) != count:
         raise ValueError(f"{name}: {len(given)} given for {count} prompts")
     return given
-
-
-class Bar:
-    """A progress bar over prompts, on stderr."""
-
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self.progress = Progress(
-            TextColumn("Prompts"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[speed]}"),
-            console=Console(stderr=True),
-        )
-        self.task = self.progress.add_task("prompts", total=total, speed="")
-        self.started = time.monotonic()
-        self.tokens = 0
-
-    def advance(self, tokens: int) -> None:
-        self.tokens += tokens
-        speed = self.tokens / (time.monotonic() - self.started)
-        self.progress.update(self.task, advance=1, speed=f"{speed:,.0f} tokens/s")
-
-    def __enter__(self) -> Bar:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-
-def progress_bar(total: int, wanted: bool) -> AbstractContextManager[Bar | None]:
-    """A bar for more than one prompt, on a terminal only."""
-    if not wanted or total < 2 or not sys.stderr.isatty():
-        return nullcontext()
-    return Bar(total)

@@ -10,7 +10,7 @@ import pytest
 from engine.scripted_runner import HashRunner
 from golden.tiny_tokenizer import EOS
 
-from invar.llm import LLM, SamplingParams
+from invar.llm import LLM, RequestOutputKind, SamplingParams
 
 from .scripted import TOKENIZER, scripted_llm
 
@@ -61,6 +61,61 @@ def test_b33_a_prompt_over_the_window_names_both_numbers(llm: LLM) -> None:
         llm.generate(prompts, GREEDY)
 
 
+def test_b33_truncation_says_how_many_tokens_it_dropped(llm: LLM) -> None:
+    prompts: list[Any] = [[5] * 300, [5] * 3]
+    cut, whole = llm.generate(prompts, SamplingParams(max_tokens=1, truncate_prompt_tokens=-1))
+    assert (len(cut.prompt_token_ids), cut.num_truncated_tokens) == (255, 45)
+    assert (len(whole.prompt_token_ids), whole.num_truncated_tokens) == (3, 0)
+
+
+@pytest.mark.parametrize(("key", "nearest"), [
+    ("promt", "prompt"), ("prompt_tokens_ids", "prompt_token_ids"), ("cache_sal", "cache_salt"),
+])  # fmt: skip
+def test_unknown_keys_of_a_prompt_name_the_nearest(llm: LLM, key: str, nearest: str) -> None:
+    prompts: Any = ["fine", {"prompt": "x", key: "y"}]
+    with pytest.raises(ValueError, match=rf"prompts\[1\]: .*{key!r}; did you mean {nearest!r}"):
+        llm.generate(prompts, GREEDY)
+
+
+def test_a_cache_salt_reaches_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    salts: list[str | None] = []
+    add = llm.model.engine.add_request
+    monkeypatch.setattr(
+        llm.model.engine, "add_request", lambda r: (salts.append(r.cache_salt), add(r))
+    )
+    llm.generate([{"prompt": "a", "cache_salt": "tenant"}, "b"], GREEDY)
+    assert salts == ["tenant", None]
+    with pytest.raises(ValueError, match=r"prompts\[0\]: cache_salt"):
+        llm.generate({"prompt": "a", "cache_salt": 5}, GREEDY)
+
+
+def test_options_without_effect_get_one_notice(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    neutral = SamplingParams(
+        max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY, stream_interval=1,
+        skip_reading_prefix_cache=False,
+    )  # fmt: skip
+    llm.generate("a", neutral)
+    assert not caplog.records
+    params = SamplingParams(
+        max_tokens=1, output_kind=RequestOutputKind.DELTA, stream_interval=4,
+        skip_reading_prefix_cache=True,
+    )  # fmt: skip
+    for _ in range(2):
+        llm.generate(["a", "b"], params)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    for name in ("output_kind", "stream_interval", "skip_reading_prefix_cache"):
+        assert sum(name in line for line in said) == 1
+
+
+def test_a_priority_needs_its_policy(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="priority: it needs"):
+        llm.generate(["a", "b"], GREEDY, priority=[1, 0])
+    assert llm.generate(["a", "b"], GREEDY, priority=[0, 0])
+    with pytest.raises(ValueError, match="priority: 0 given for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[])
+
+
 def test_b25_every_choice_comes_once(llm: LLM) -> None:
     outputs = llm.generate(["a", "b", "c"], SamplingParams(n=3, seed=5, max_tokens=6))
     for output in outputs:
@@ -88,6 +143,11 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
     with pytest.raises(ValueError, match="sampling_params: 3 given for 2 prompts"):
         llm.generate(["a", "b"], params)
+    with pytest.raises(ValueError, match="sampling_params: 0 given for 2 prompts"):
+        llm.generate(["a", "b"], [])
+    wrong: Any = {"temperature": 0}
+    with pytest.raises(ValueError, match="sampling_params: expected SamplingParams"):
+        llm.generate("a", wrong)
 
 
 def test_a_stop_string_ends_text_tokens_and_logprobs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,9 +219,19 @@ def test_chat_takes_one_conversation_or_several(llm: LLM) -> None:
     assert open_ended.prompt.endswith("so")
 
 
+def test_chat_renders_a_conversation_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = llm.model.chat_template
+    assert template is not None
+    rendered: list[int] = []
+    render = template._render
+    monkeypatch.setattr(template, "_render", lambda *a: (rendered.append(1), render(*a))[1])
+    llm.chat([[{"role": "user", "content": text}] for text in ("hi", "ho")], GREEDY)
+    assert len(rendered) == 2
+
+
 def test_chat_without_a_template_says_what_to_do(llm: LLM) -> None:
     llm.model.chat_template = None
-    with pytest.raises(ValueError, match=r"no chat template; give one"):
+    with pytest.raises(ValueError, match=r"no chat template.*LLM\(chat_template="):
         llm.chat([{"role": "user", "content": "hi"}])
 
 
