@@ -24,9 +24,9 @@ $(VENV)/.installed: $(BIN)/python $(NATIVE)
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.installed pyproject.toml
+$(VENV)/.dev: $(BIN)/python $(NATIVE)
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	touch $@
+	touch $(VENV)/.installed $@
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
