@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -103,15 +105,25 @@ class RequestOutput:
 
 
 class LLM:
-    """A model in this process. Not thread-safe.
+    """A model in this process, for one thread at a time: a second one gets a RuntimeError.
 
     Options are those of `invar.config.EngineConfig`, under vLLM's names.
     """
 
     def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
-        self.model: LoadedModel = load_engine(EngineConfig.from_args(model=str(model), **options))
+        self._in_use = threading.Lock()
+        self._model: LoadedModel | None = load_engine(
+            EngineConfig.from_args(model=str(model), **options)
+        )
         self._request_ids = itertools.count()
         self._noticed: set[str] = set()  # names that have had their notice
+
+    @property
+    def model(self) -> LoadedModel:
+        """Raises RuntimeError once closed."""
+        if self._model is None:
+            raise RuntimeError("this LLM has been closed; make a new one to go on")
+        return self._model
 
     def generate(
         self,
@@ -125,10 +137,11 @@ class LLM:
 
         A prompt is a text, `{"prompt": text}`, `{"prompt_token_ids": ids}` (either with a
         `cache_salt`) or a list of ids. Raises ValueError, before anything runs, for a prompt or
-        parameters that cannot be served.
+        parameters that cannot be served, TypeError for what is no prompt and no list of them.
         """
-        read = [self._read(index, prompt) for index, prompt in enumerate(listed(prompts))]
-        return self._run(read, sampling_params, priority, use_tqdm, goes_on=True)
+        with self._used():
+            read = [self._read(index, prompt) for index, prompt in enumerate(listed(prompts))]
+            return self._run(read, sampling_params, priority, use_tqdm, goes_on=True)
 
     def chat(
         self,
@@ -142,20 +155,26 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers a conversation, or each of a list of them."""
-        template = require_template(self.model.chat_template)
-        single = not messages or isinstance(messages[0], Mapping)
-        conversations: Any = [messages] if single else messages
-        options: dict[str, Any] = {
-            "add_generation_prompt": add_generation_prompt and not continue_final_message,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-            **(chat_template_kwargs or {}),
-        }
-        read = []
-        for conversation in conversations:
-            text, ids = template.encode_with_text(self.model.tokenizer, conversation, **options)
-            read.append(ReadPrompt(text, ids))
-        return self._run(read, sampling_params, None, use_tqdm, goes_on=continue_final_message)
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+            raise TypeError(
+                "messages: expected a list of messages ({'role': …, 'content': …}), or a list of "
+                f"such lists, got {type(messages).__name__}"
+            )
+        with self._used():
+            template = require_template(self.model.chat_template)
+            single = not messages or isinstance(messages[0], Mapping)
+            conversations: Any = [messages] if single else messages
+            options: dict[str, Any] = {
+                "add_generation_prompt": add_generation_prompt and not continue_final_message,
+                "continue_final_message": continue_final_message,
+                "tools": tools,
+                **(chat_template_kwargs or {}),
+            }
+            read = []
+            for conversation in conversations:
+                text, ids = template.encode_with_text(self.model.tokenizer, conversation, **options)
+                read.append(ReadPrompt(text, ids))
+            return self._run(read, sampling_params, None, use_tqdm, goes_on=continue_final_message)
 
     def get_tokenizer(self) -> Tokenizer:
         return self.model.tokenizer
@@ -165,9 +184,10 @@ class LLM:
 
     def close(self) -> None:
         """Gives the model's memory back; a second call does nothing."""
-        model = self.__dict__.pop("model", None)
-        if model is not None:
-            model.close()
+        with self._used():
+            if self._model is not None:
+                self._model.close()
+            self._model = None
 
     def __enter__(self) -> LLM:
         return self
@@ -179,6 +199,18 @@ class LLM:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """For one call at a time, which would mix up the answers of another otherwise."""
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(
+                "this LLM is answering another call; give all prompts to one call, or take turns"
+            )
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def _read(self, index: int, prompt: Prompt) -> ReadPrompt:
         text: object = None
@@ -393,6 +425,11 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """One prompt or a list of them; a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes):
+        raise TypeError(
+            "prompts: expected a text, {'prompt': text}, {'prompt_token_ids': ids}, a list of "
+            f"token ids, or a list of such prompts, got {type(prompts).__name__}"
+        )
     if len(prompts) and isinstance(prompts[0], int | np.integer):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]

@@ -96,7 +96,9 @@ class Door:
         stops = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stops |= self.eos_token_ids
-        return ResolvedParams(params, self._sampling(params), stops)
+        sampling = self._sampling(params)
+        self._check_remaining(sampling, stops, params.min_tokens)
+        return ResolvedParams(params, sampling, stops)
 
     def score(
         self,
@@ -202,6 +204,22 @@ class Door:
             logprobs=self._logprobs("logprobs", params.logprobs),
             prompt_logprobs=self._logprobs("prompt_logprobs", params.prompt_logprobs),
         )
+
+    def _check_remaining(self, sampling: Sampling, stops: frozenset[int], min_tokens: int) -> None:
+        """Something must be left to draw; no bias forbids a token, however low it is."""
+        banned = {bad[0] for bad in sampling.bad_sequences if len(bad) == 1}
+        if self._leaves_nothing(sampling, banned):
+            raise ValueError("bad_words: they forbid every token that is allowed")
+        if min_tokens and self._leaves_nothing(sampling, banned | stops):
+            raise ValueError(
+                f"min_tokens: every token that is allowed would end the answer, so there is none "
+                f"for the first {min_tokens}"
+            )
+
+    def _leaves_nothing(self, sampling: Sampling, forbidden: Collection[int]) -> bool:
+        if sampling.allowed_token_ids is None:
+            return len(forbidden) >= self.vocab_size
+        return all(token_id in forbidden for token_id in sampling.allowed_token_ids)
 
     def _bias(self, params: SamplingParams) -> tuple[tuple[int, float], ...]:
         bias = {bias_id(key): float(value) for key, value in (params.logit_bias or {}).items()}

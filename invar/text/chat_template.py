@@ -86,6 +86,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -102,7 +103,7 @@ class ChatTemplate:
         return self._render(conversation, add_generation_prompt, continue_final_message, now)
 
     def encode(
-        self, tokenizer: Tokenizer, messages: Sequence[Message], **options: Any
+        self, tokenizer: Tokenizer, messages: Sequence[Message], /, **options: Any
     ) -> npt.NDArray[np.int32]:
         """The prompt as token ids, int32 `[tokens]`; options as in `encode_with_text`."""
         return self.encode_with_text(tokenizer, messages, **options)[1]
@@ -111,6 +112,7 @@ class ChatTemplate:
         self,
         tokenizer: Tokenizer,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,

@@ -227,3 +227,11 @@ def test_memory_is_zero_and_aligned() -> None:
     assert array.ctypes.data % (2 << 20) == 0
     with pytest.raises(ValueError, match="memory"):
         _native.Memory(-1)
+
+
+def test_a_closed_runner_says_so() -> None:
+    runner = llama_runner()
+    runner.close()
+    runner.close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        run(runner, Piece(IDS[:20], 0, [0]))

@@ -189,3 +189,32 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context() -> None:
         door.score("r", [*prompt, 9], 2)
     with pytest.raises(ValueError, match="KV memory holds 254 tokens"):
         replace(door, kv_capacity_tokens=254).score("r", prompt, 2)
+
+
+def unspaced(text: str) -> np.ndarray:
+    """One id a character, blanks left out: every word of one letter is one id."""
+    return np.array([ord(letter) % 90 for letter in text.strip()], np.int32)
+
+
+@pytest.mark.parametrize(("params", "name"), [
+    ({"allowed_token_ids": [2], "min_tokens": 2}, "min_tokens"),
+    ({"allowed_token_ids": [5, 2], "stop_token_ids": [5], "min_tokens": 1}, "min_tokens"),
+    ({"allowed_token_ids": [7, 8], "bad_words": ["a", "b"]}, "bad_words"),
+    ({"allowed_token_ids": [7, 2], "bad_words": ["a"], "min_tokens": 1}, "min_tokens"),
+    ({"stop_token_ids": list(range(97)), "min_tokens": 1}, "min_tokens"),
+])  # fmt: skip
+def test_a_request_that_forbids_every_token_is_refused(params: dict[str, Any], name: str) -> None:
+    door = replace(DOOR, encode=unspaced)
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        door.resolve("r", [1], SamplingParams(**params))
+
+
+@pytest.mark.parametrize("params", [
+    {"allowed_token_ids": [2]},
+    {"allowed_token_ids": [2], "min_tokens": 2, "ignore_eos": True},
+    {"allowed_token_ids": [5, 2], "min_tokens": 2, "logit_bias": {5: -100}},
+    {"allowed_token_ids": [7, 8], "bad_words": ["a"]},
+])  # fmt: skip
+def test_one_token_is_enough_to_draw(params: dict[str, Any]) -> None:
+    door = replace(DOOR, encode=unspaced)
+    assert door.resolve("r", [1], SamplingParams(**params))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -303,3 +304,54 @@ def test_imports_are_cheap() -> None:
     assert not heavy & loaded_modules("from invar import LLM, SamplingParams")
     with pytest.raises(ImportError):
         from invar import Nothing  # noqa: F401
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc", (text for text in "ab"), {"a", "b"}])
+def test_what_is_no_prompt_is_a_type_error_naming_what_is(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(TypeError, match=r"prompts: expected a text, .* got "):
+        llm.generate(prompts, GREEDY)
+    with pytest.raises(TypeError, match="messages: expected a list of messages"):
+        llm.chat(prompts, GREEDY)
+
+
+def test_a_closed_llm_says_so(llm: LLM) -> None:
+    llm.close()
+    llm.close()
+    for call in (lambda: llm.generate("a"), lambda: llm.generate([]), llm.get_tokenizer):
+        with pytest.raises(RuntimeError, match="has been closed"):
+            call()
+
+
+def test_a_second_thread_is_turned_away(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    step = llm.model.engine.step
+
+    def slow() -> Any:
+        entered.set()
+        assert go_on.wait(10)
+        return step()
+
+    monkeypatch.setattr(llm.model.engine, "step", slow)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.extend(llm.generate("hello", GREEDY)))
+    thread.start()
+    assert entered.wait(10)
+    for call in (
+        lambda: llm.generate("other", GREEDY),
+        lambda: llm.chat([{"role": "user", "content": "x"}], GREEDY),
+        llm.close,  # the memory is in use
+    ):
+        with pytest.raises(RuntimeError, match="another call"):
+            call()
+    go_on.set()
+    thread.join(10)
+    assert len(answers[0].outputs[0].token_ids) == 5
+    assert len(llm.generate("hello", GREEDY)) == 1
+
+
+@pytest.mark.parametrize("name", ["self", "tokenizer", "cls"])
+def test_template_variables_may_have_any_name(llm: LLM, name: str) -> None:
+    conversation = [{"role": "user", "content": "x"}]
+    plain = llm.chat(conversation, GREEDY)
+    named = llm.chat(conversation, GREEDY, chat_template_kwargs={name: 1})
+    assert texts(named) == texts(plain)

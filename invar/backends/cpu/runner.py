@@ -65,7 +65,9 @@ class CpuRunner:
             weights=pack_weights(sizes.lowered.weights, source, threads, isa),
             arena=_native.Memory(sizes.slab_count * sizes.slabs.slab_bytes),
         )
-        self._plan = emit(sizes.lowered, source, memory, sizes.shape, graph.groups, sizes.slabs)
+        self._open: _native.Plan | None = emit(
+            sizes.lowered, source, memory, sizes.shape, graph.groups, sizes.slabs
+        )
         groups = zip(graph.groups, sizes.slabs.page_bytes, sizes.slabs.pages_per_slab, strict=True)
         self._info = RunnerInfo(
             vocab_size=vocab,
@@ -82,6 +84,12 @@ class CpuRunner:
             fingerprint=fingerprint(graph, source, max_model_len=max_model_len, vocab_size=vocab),
             memory=sizes.rows,
         )
+
+    @property
+    def _plan(self) -> _native.Plan:
+        if self._open is None:
+            raise RuntimeError("the model has been closed; load it again to go on")
+        return self._open
 
     @property
     def info(self) -> RunnerInfo:
@@ -123,8 +131,9 @@ class CpuRunner:
         return self._plan.profile()
 
     def close(self) -> None:
-        """Gives all memory back. The runner is of no use afterwards."""
-        del self._plan
+        """Gives all memory back; a second call does nothing. What is used afterwards raises
+        RuntimeError."""
+        self._open = None
 
 
 def empty_result(batch: Batch) -> StepResult:
