@@ -24,15 +24,17 @@ from invar.api.logprobs import chat_logprobs, prompt_logprobs
 from invar.api.prompts import chat_prompt, check_fits
 from invar.api.sampling import choice_requests, prepare_sampling, wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import EventStream, collect
+from invar.api.streams import EventStream, collect, items
+from invar.api.threads import beside_loop
 from invar.serving.choice import ChoiceDelta
 
 CHUNK = "chat.completion.chunk"
 
 
 async def chat_completions(server: Server, request: Request) -> Response:
-    raw = parse_json(await read_body(request, server.limits.body_bytes))
-    fields = parse_fields(raw, ChatFields, server.unknown_fields)
+    body = await read_body(request, server.limits.body_bytes)
+    raw = parse_json(body, server.caps)
+    fields = parse_fields(raw, ChatFields, server.field_counts)
     server.model.check_name(fields.model)
     check_stream_options(fields)
     check_n(server.limits, 1 if fields.n is None else fields.n, prompts=1)
@@ -44,10 +46,10 @@ async def chat_completions(server: Server, request: Request) -> Response:
             ("max_tokens", fields.max_tokens),
         ]
     )
-    params = prepare_sampling(server, fields, logprobs_count(server, fields), max_tokens)
-    prompt = await chat_prompt(server, raw, fields)
+    ready = prepare_sampling(server, fields, logprobs_count(server, fields), max_tokens)
+    prompt = await chat_prompt(server, raw, fields, len(body))
     check_fits(server, len(prompt), max_tokens, "messages")
-    choices = choice_requests(server, fields, params, prompt)
+    choices = choice_requests(server, fields, ready, prompt)
     call = start_call(server, "chatcmpl", fields, [prompt], choices)
     if fields.stream:
         return EventStream(call.generation, ChatFrames(call, bool(fields.logprobs)))
@@ -55,7 +57,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
     if answers is None:
         return client_left()
     call.usage.take(answers)
-    return json_response(complete(call, answers, bool(fields.logprobs)))
+    return await beside_loop(items(answers), lambda: json_response(complete(call, answers, fields)))
 
 
 def logprobs_count(server: Server, fields: ChatFields) -> int | None:
@@ -70,9 +72,10 @@ def logprobs_count(server: Server, fields: ChatFields) -> int | None:
     return (top or 0) if fields.logprobs else None
 
 
-def complete(call: Call, answers: Sequence[ChoiceDelta], with_logprobs: bool) -> dict[str, Any]:
+def complete(call: Call, answers: Sequence[ChoiceDelta], fields: ChatFields) -> dict[str, Any]:
     """The response of a call without stream."""
     tokenizer = call.server.model.tokenizer
+    with_logprobs = bool(fields.logprobs)
     choices = [
         {
             "index": answer.index,
@@ -91,7 +94,9 @@ def complete(call: Call, answers: Sequence[ChoiceDelta], with_logprobs: bool) ->
     ]
     response = call.envelope("chat.completion", choices) | {"usage": call.usage.as_json()}
     scored = next((a.prompt_logprobs for a in answers if a.prompt_logprobs is not None), None)
-    response["prompt_logprobs"] = None if scored is None else prompt_logprobs(tokenizer, scored)
+    response["prompt_logprobs"] = (
+        None if scored is None else prompt_logprobs(tokenizer, scored, fields.prompt_logprobs or 0)
+    )
     return response
 
 

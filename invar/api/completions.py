@@ -20,68 +20,90 @@ from invar.api.chat import json_response
 from invar.api.fields import CompletionFields
 from invar.api.limits import check_n, check_range
 from invar.api.logprobs import completion_logprobs, prompt_logprobs
-from invar.api.prompts import TokenIds, check_fits, completion_prompts
-from invar.api.sampling import choice_requests, prepare_sampling, wanted_tokens
+from invar.api.prompts import TokenIds, check_fits, check_prompt_sizes, completion_prompts
+from invar.api.sampling import choice_requests, prepare_sampling, scoring_requests, wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import EventStream, collect
+from invar.api.streams import EventStream, collect, items
+from invar.api.threads import beside_loop
+from invar.engine.door import ResolvedParams
 from invar.engine.request import TokenLogprobs
+from invar.serving.async_engine import ChoiceRequest
 from invar.serving.choice import ChoiceDelta
 from invar.text.output import TextAssembler
 from invar.text.tokenizer import Tokenizer
 
 KIND = "text_completion"
 DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's, also for null
+ITEMS_A_CHOICE = 1000  # what the states of 16 stop strings come to, in items of `beside_loop`
 
 
 async def completions(server: Server, request: Request) -> Response:
-    raw = parse_json(await read_body(request, server.limits.body_bytes))
-    fields = parse_fields(raw, CompletionFields, server.unknown_fields)
+    raw = parse_json(await read_body(request, server.limits.body_bytes), server.caps)
+    check_prompt_sizes(server, raw)
+    fields = parse_fields(raw, CompletionFields, server.field_counts)
     server.model.check_name(fields.model)
     check_stream_options(fields)
     check_range("logprobs", fields.logprobs, 0, server.limits.logprobs)
     n = 1 if fields.n is None else fields.n
     check_n(server.limits, n, prompts=1)
-    # Scoring a prompt (echo with max_tokens 0) runs one token that nobody sees.
-    scores_only = bool(fields.echo) and fields.max_tokens == 0
+    scores_only = fields.scores_only
     wanted = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     max_tokens = wanted_tokens([("max_tokens", 1 if scores_only else wanted)])
-    params = prepare_sampling(server, fields, fields.logprobs, max_tokens)
+    ready = prepare_sampling(server, fields, fields.logprobs, max_tokens, scores_only=scores_only)
     specials = True if fields.add_special_tokens is None else fields.add_special_tokens
     prompts = await completion_prompts(server, fields.prompt, specials)
     check_n(server.limits, n, len(prompts))
-    scores_prompt = fields.logprobs if fields.echo else None
-    choices = []
     for prompt in prompts:
-        check_fits(server, len(prompt), max_tokens, "prompt")
-        choices += choice_requests(server, fields, params, prompt, scores_prompt=scores_prompt)
+        check_fits(server, len(prompt), 0 if scores_only else max_tokens, "prompt")
+    size = len(prompts) * n * ITEMS_A_CHOICE
+    choices = await beside_loop(size, lambda: all_choices(server, fields, ready, prompts))
+    echoed = prompts if fields.echo else []
+    tokenizer = server.model.tokenizer
+    echoes = await beside_loop(sum(map(len, echoed)), lambda: [Echo(tokenizer, p) for p in echoed])
     call = start_call(server, "cmpl", fields, prompts, choices)
-    writer = CompletionWriter(call, fields, scores_only)
+    writer = CompletionWriter(call, fields, echoes)
     if fields.stream:
         return EventStream(call.generation, writer)
     answers = await collect(call.generation, len(choices), request.receive)
     if answers is None:
         return client_left()
-    return json_response(writer.complete(answers))
+    return await beside_loop(items(answers), lambda: json_response(writer.complete(answers)))
+
+
+def all_choices(
+    server: Server, fields: CompletionFields, ready: ResolvedParams, prompts: list[TokenIds]
+) -> list[ChoiceRequest]:
+    """Those of every prompt, one prompt after the other."""
+    choices = []
+    for prompt in prompts:
+        if fields.scores_only:
+            choices += scoring_requests(server, fields, ready, prompt)
+        else:
+            echoed = fields.logprobs if fields.echo else None
+            choices += choice_requests(server, fields, ready, prompt, echo_logprobs=echoed)
+    return choices
 
 
 class CompletionWriter:
     """Responses and chunks; with echo the prompt stands before the text of every choice."""
 
-    def __init__(self, call: Call, fields: CompletionFields, scores_only: bool) -> None:
+    def __init__(self, call: Call, fields: CompletionFields, echoes: list[Echo]) -> None:
         self._call = call
         self._top = fields.logprobs
-        self._wants_prompt_logprobs = fields.prompt_logprobs is not None
-        self._scores_only = scores_only
+        self._prompt_top = fields.prompt_logprobs
+        self._scores_only = fields.scores_only
         self._tokenizer = call.server.model.tokenizer
-        self._echoes = [Echo(self._tokenizer, p) for p in call.prompts] if fields.echo else []
+        self._echoes = echoes
         self._unopened = set(range(len(self._echoes) * call.n))
 
     def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
         choices = []
         for answer in answers:
             choice = self._choice(answer)
-            if self._wants_prompt_logprobs and answer.prompt_logprobs is not None:
-                choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, answer.prompt_logprobs)
+            if self._prompt_top is not None and answer.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = prompt_logprobs(
+                    self._tokenizer, answer.prompt_logprobs, self._prompt_top
+                )
             choices.append(choice)
         return self._call.envelope(KIND, choices) | {"usage": self._call.usage.as_json()}
 
@@ -100,7 +122,7 @@ class CompletionWriter:
 
     def _choice(self, delta: ChoiceDelta) -> dict[str, Any]:
         if self._scores_only:
-            delta.text, delta.token_ids, delta.token_offsets, delta.logprobs = "", [], [], []
+            self._take_scores(delta)
         self._call.usage.take([delta])
         text, token_ids = delta.text, delta.token_ids
         entries: list[TokenLogprobs | None] = [*delta.logprobs]
@@ -118,6 +140,13 @@ class CompletionWriter:
             logprobs = completion_logprobs(self._tokenizer, token_ids, offsets, entries, self._top)
         finish = finish_fields(delta.finish_reason, delta.stop_reason)
         return {"index": delta.index, "text": text, "logprobs": logprobs} | finish
+
+    def _take_scores(self, delta: ChoiceDelta) -> None:
+        """What was drawn is no answer: it is the prompt's last token (see `Door.score`)."""
+        if delta.prompt_logprobs is not None:
+            prompt = self._call.prompts[delta.index // self._call.n]
+            delta.prompt_logprobs = [*delta.prompt_logprobs, *delta.logprobs][: len(prompt)]
+        delta.text, delta.token_ids, delta.token_offsets, delta.logprobs = "", [], [], []
 
 
 class Echo:

@@ -10,6 +10,7 @@ import msgspec
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # true is refused
 
 
 class GenerationFields(msgspec.Struct, kw_only=True):
@@ -89,6 +90,11 @@ class CompletionFields(GenerationFields, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
 
+    @property
+    def scores_only(self) -> bool:
+        """The prompt is wanted with its logprobs, and no answer."""
+        return bool(self.echo) and self.max_tokens == 0
+
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
     model: str | None = None
@@ -107,31 +113,23 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-# Part of the protocol, without an effect on the answer here: accepted and not counted as unknown.
+# Part of a protocol, and whatever their value the answer is the same: accepted, counted, and said
+# once in the log. What would change a prompt or an answer is in refusals.py.
 WITHOUT_EFFECT = frozenset(
     {
         "user",
         "metadata",
-        "store",
         "service_tier",
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "verbosity",
         "parallel_tool_calls",
-        "tools",
-        "tool_choice",
         "request_id",
         "session_id",
-        "include_reasoning",
         "separate_reasoning",
         "stream_reasoning",
         "guided_decoding_backend",
-        "stream_interval",
         "skip_reading_prefix_cache",
         "cache_prompt",
-        "add_bos",
-        "truncation_side",
-        "chat_template_content_format",
     }
 )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from invar.api.errors import bad_request
+from invar.engine.sampling_params import MAX_BAD_WORDS, MAX_BIASES
 
 # No known tokenizer has a token of more characters; a text longer than that many a token of the
 # context is over the limit whatever it says, and is refused without being tokenised.
@@ -23,7 +28,31 @@ class Limits:
     stop_token_ids: int = 1024
     logprobs: int = 20  # OpenAI's and vLLM's
     messages: int = 16384
-    inline_tokenize_characters: int = 20_000  # longer texts are tokenised off the event loop
+    fields: int = 1024  # of one body, known or not
+
+    def caps(self, vocab_size: int, max_model_len: int) -> dict[str, int]:
+        """How many items a field may have, by name."""
+        return {
+            "": self.fields,
+            "allowed_token_ids": vocab_size,
+            "bad_words": MAX_BAD_WORDS,
+            "chat_template_kwargs": self.fields,
+            "logit_bias": MAX_BIASES,
+            "messages": self.messages,
+            "stop": self.stop_strings,
+            "stop_token_ids": self.stop_token_ids,
+            "stream_options": self.fields,
+            "tokens": max_model_len,
+        }
+
+
+def check_caps(raw: Mapping[str, Any], caps: Mapping[str, int]) -> None:
+    """Only lengths: a body may hold millions of items, and looking at each takes seconds."""
+    check_items("The body", len(raw), caps[""])
+    for name in caps.keys() & raw.keys():
+        value = raw[name]
+        if isinstance(value, list | dict):
+            check_count(name, value, caps[name])
 
 
 def check_n(limits: Limits, n: int, prompts: int) -> None:
@@ -35,9 +64,15 @@ def check_n(limits: Limits, n: int, prompts: int) -> None:
         )
 
 
-def check_count(name: str, values: Sequence[object] | None, limit: int) -> None:
-    if values is not None and len(values) > limit:
-        raise bad_request(f"{name} has {len(values)} items; at most {limit} are allowed.", name)
+def check_count(name: str, values: Sized | None, limit: int) -> None:
+    if values is not None:
+        check_items(name, len(values), limit)
+
+
+def check_items(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        param = name if name.isidentifier() else None
+        raise bad_request(f"{name} has {count} items; at most {limit} are allowed.", param)
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:
@@ -45,15 +80,20 @@ def check_range(name: str, value: float | None, low: float, high: float) -> None
         raise bad_request(f"{name} must be between {low} and {high}.", name)
 
 
-def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    """Every id names an entry of the vocabulary."""
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise bad_request(
-                f"{name}: token id {bounded(token_id)} is outside the vocabulary "
-                f"(0 to {vocab_size - 1}).",
-                name,
-            )
+def checked_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
+    """int32 ``[tokens]``; every id names an entry of the vocabulary."""
+    try:
+        array = np.array(ids, dtype=np.int64)
+        outside = array[(array < 0) | (array >= vocab_size)].tolist()
+    except OverflowError:  # beyond 64 bits
+        outside = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+    if outside:
+        raise bad_request(
+            f"{name}: token id {bounded(outside[0])} is outside the vocabulary "
+            f"(0 to {vocab_size - 1}).",
+            name,
+        )
+    return array.astype(np.int32)
 
 
 def bounded(number: int) -> str:

@@ -73,9 +73,12 @@ def completion_logprobs(
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None]
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None], top: int
 ) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: per position the ids with logprob, rank and text."""
+    """vLLM's ``prompt_logprobs``: per position the ids with logprob, rank and text.
+
+    ``top``: how many of the highest were asked for; an entry may hold more.
+    """
 
     def position(entry: TokenLogprobs) -> dict[str, Any]:
         found = {
@@ -85,7 +88,7 @@ def prompt_logprobs(
                 "decoded_token": token_label(tokenizer, token_id),
             }
             for rank, (token_id, logprob) in enumerate(
-                zip(entry.top_ids, entry.top_logprobs, strict=True), start=1
+                zip(entry.top_ids[:top], entry.top_logprobs[:top], strict=True), start=1
             )
         }
         found[str(entry.token_id)] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from invar.api.errors import bad_request, context_overflow
 from invar.api.fields import ChatFields, Message, TokenizeFields
-from invar.api.limits import MAX_TOKEN_CHARACTERS, check_count, check_token_ids
+from invar.api.limits import MAX_TOKEN_CHARACTERS, check_count, checked_token_ids
 from invar.api.server import Server
+from invar.api.threads import beside_loop
+from invar.text.chat_template import require_template
 from invar.text.errors import ChatTemplateError, TokenizerError
 
 # Variables of a template that have a field of their own, or that would replace the template.
@@ -33,17 +35,20 @@ TokenIds = npt.NDArray[np.int32]
 
 
 async def chat_prompt(
-    server: Server, raw: dict[str, Any], fields: ChatFields | TokenizeFields
+    server: Server, raw: dict[str, Any], fields: ChatFields | TokenizeFields, body_bytes: int
 ) -> TokenIds:
     """The conversation as the model's template writes it. Users' text never becomes control ids."""
     messages = fields.messages or []
     check_messages(server, messages)
-    template = server.model.chat_template
-    if template is None:
+    try:
+        template = require_template(server.model.chat_template)
+    except ChatTemplateError as error:
+        raise bad_request(f"{error}.", "messages") from None
+    if fields.add_special_tokens:
         raise bad_request(
-            "This model has no chat template. Start the server with --chat-template FILE, or use "
-            "/v1/completions.",
-            "messages",
+            "add_special_tokens cannot be honoured with messages: the chat template writes them.",
+            "add_special_tokens",
+            "unsupported_parameter",
         )
     if fields.continue_final_message and fields.add_generation_prompt:
         raise bad_request(
@@ -61,6 +66,9 @@ async def chat_prompt(
     effort = getattr(fields, "reasoning_effort", None)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
+    server.field_counts.take_idle(
+        [f"chat_template_kwargs.{name}" for name in variables if name not in template.source]
+    )
 
     def encode() -> TokenIds:
         return template.encode(
@@ -72,7 +80,7 @@ async def chat_prompt(
         )
 
     characters = sum(content_length(message) for message in messages)
-    return await encoded(server, encode, characters, "messages", characters)
+    return await encoded(server, encode, characters, "messages", body_bytes)
 
 
 async def text_prompt(
@@ -94,7 +102,7 @@ async def text_prompt(
 async def encoded(
     server: Server, encode: Callable[[], TokenIds], characters: int, param: str, of_call: int
 ) -> TokenIds:
-    """Runs a tokeniser call, on a thread where the whole call would hold up other clients."""
+    """Runs a tokeniser call. ``of_call``: characters of all texts of the HTTP request."""
     longest = server.model.max_model_len * MAX_TOKEN_CHARACTERS
     if characters > longest:
         raise context_overflow(
@@ -103,9 +111,7 @@ async def encoded(
             param,
         )
     try:
-        if of_call > server.limits.inline_tokenize_characters:
-            return await asyncio.to_thread(encode)
-        return encode()
+        return await beside_loop(of_call, encode)
     except (ChatTemplateError, TokenizerError) as error:
         raise bad_request(str(error), param) from None
 
@@ -117,18 +123,18 @@ async def completion_prompts(
     if isinstance(prompt, list) and prompt and all(isinstance(item, int) for item in prompt):
         return [given_ids(server, prompt, "prompt")]
     prompts = [prompt] if isinstance(prompt, str) else prompt
-    check_count("prompt", prompts, server.limits.prompts)
+    check_count("prompt", prompts, server.limits.prompts)  # a few ids before something else
     if not prompts:
         raise bad_request("prompt is an empty list; send at least one prompt.", "prompt")
     # All texts together count: a thousand short ones hold the event loop up like a long one.
-    characters = sum(len(item) for item in prompts if isinstance(item, str))
+    characters = sum(len(item) for item in prompts if not isinstance(item, int))
     ids = []
     for index, item in enumerate(prompts):
         param = "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
         if isinstance(item, int):
             raise bad_request("prompt mixes token ids with other prompts.", param)
         if isinstance(item, list):
-            ids.append(given_ids(server, item, param))
+            ids.append(await beside_loop(characters, partial(given_ids, server, item, param)))
             continue
         tokens = await text_prompt(
             server, item, param, add_special_tokens=add_special_tokens, beside=characters
@@ -144,14 +150,32 @@ async def completion_prompts(
 def given_ids(server: Server, ids: list[Any], param: str) -> TokenIds:
     if not ids:
         raise bad_request(f"{param} is empty; send at least one token.", param)
-    check_token_ids(param, ids, server.model.vocab_size)
-    return np.array(ids, dtype=np.int32)
+    return checked_token_ids(param, ids, server.model.vocab_size)
+
+
+def check_prompt_sizes(server: Server, raw: dict[str, Any]) -> None:
+    """Prompts that are too many or too long, by their lengths alone: nothing is looked at."""
+    prompt, max_tokens = raw.get("prompt"), raw.get("max_tokens")
+    if not isinstance(prompt, list) or not prompt:
+        return
+    is_one = isinstance(prompt[0], int)
+    if not is_one:
+        check_count("prompt", prompt, server.limits.prompts)
+    for ids in [prompt] if is_one else prompt:
+        if isinstance(ids, list) and len(ids) > server.model.max_model_len:
+            asked = type(max_tokens) is int and 0 <= max_tokens < 2**31
+            check_fits(server, len(ids), max_tokens if asked else None, "prompt")
 
 
 def check_messages(server: Server, messages: list[Message]) -> None:
     if not messages:
         raise bad_request("messages is empty; send at least one message.", "messages")
-    check_count("messages", messages, server.limits.messages)
+    parts = sum(len(m.content) for m in messages if isinstance(m.content, list))
+    if parts > server.limits.messages:
+        raise bad_request(
+            f"messages have {parts} parts; at most {server.limits.messages} are allowed.",
+            "messages",
+        )
     for index, message in enumerate(messages):
         if isinstance(message.content, str) or message.content is None:
             continue

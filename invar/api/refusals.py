@@ -70,7 +70,17 @@ REFUSALS: Mapping[str, Refusal] = {
     "dry_multiplier": Refusal(SAMPLER, (0, 0.0)),
     "dynatemp_range": Refusal(SAMPLER, (0, 0.0)),
     "watermarking": Refusal("it comes with a later version of this server"),
+    "store": Refusal("answers are not kept", (False,)),
+    "verbosity": Refusal("this model knows no verbosity", ("medium",)),
+    "include_reasoning": Refusal("reasoning is not told from the rest of an answer", (True,)),
+    "stream_interval": Refusal("tokens are sent as they come", (1,)),
+    "truncation_side": Refusal("prompts are not truncated", ("left",)),
+    "add_bos": Refusal("add_special_tokens of /v1/completions says whether a text begins with it"),
+    "chat_template_content_format": Refusal("the form is what the template reads", ("auto",)),
 }
+
+# Fields with a rule of their own.
+TOOL_FIELDS = frozenset({"tools", "tool_choice"})
 
 
 def refuse_unbuilt(fields: Mapping[str, Any]) -> None:
@@ -82,6 +92,13 @@ def refuse_unbuilt(fields: Mapping[str, Any]) -> None:
                 f"{name} cannot be honoured: {refusal.reason}.", name, "unsupported_parameter"
             )
     refuse_tools(fields)
+    options = fields.get("stream_options")
+    if isinstance(options, Mapping) and options.get("include_obfuscation"):
+        raise bad_request(
+            "stream_options.include_obfuscation cannot be honoured: events are not padded.",
+            "stream_options.include_obfuscation",
+            "unsupported_parameter",
+        )
 
 
 def refuse_tools(fields: Mapping[str, Any]) -> None:

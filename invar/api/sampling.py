@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from invar.api.errors import ApiError, bad_request, context_overflow
-from invar.api.fields import ChatFields, GenerationFields
-from invar.api.limits import Limits, check_count, check_range
+from invar.api.fields import ChatFields, CompletionFields, GenerationFields
+from invar.api.limits import Limits, check_range
 from invar.api.prompts import TokenIds
 from invar.api.server import Server
+from invar.engine.door import ResolvedParams
 from invar.engine.request import EngineRequest
 from invar.engine.sampling_params import SamplingParams
 from invar.serving.async_engine import ChoiceRequest
@@ -43,31 +44,40 @@ SAME_NAME = (
 
 
 def prepare_sampling(
-    server: Server, fields: GenerationFields, logprobs: int | None, max_tokens: int | None
-) -> SamplingParams:
-    """Everything about the answer that does not depend on the prompt. Raises a 400."""
+    server: Server,
+    fields: GenerationFields,
+    logprobs: int | None,
+    max_tokens: int | None,
+    *,
+    scores_only: bool = False,
+) -> ResolvedParams:
+    """Everything about the answer that does not depend on the prompt. Raises a 400.
+
+    ``scores_only``: there will be no answer, so that nothing is asked of its length.
+    """
     check_limits(server.limits, fields)
     check_scheduling(server, fields)
     given: dict[str, Any] = {
         name: getattr(fields, name) for name in SAME_NAME if getattr(fields, name) is not None
     }
+    if scores_only:
+        check_range("min_tokens", given.pop("min_tokens", 0), 0, 2**31 - 1)
     try:
-        return SamplingParams(**given, logprobs=logprobs, max_tokens=max_tokens)
+        params = SamplingParams(**given, logprobs=logprobs, max_tokens=max_tokens)
+        return server.model.door.prepare(params)
     except (ValueError, TypeError) as error:
         raise from_value_error(error) from None
 
 
 def check_limits(limits: Limits, fields: GenerationFields) -> None:
-    """Sizes, before anything is made of them."""
+    """Ranges that are this server's own; the lengths of lists have been looked at (`caps`)."""
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
-    check_count("stop", stops, limits.stop_strings)
     for index, stop in enumerate(stops or ()):
         if not 1 <= len(stop) <= limits.stop_string_characters:
             raise bad_request(
                 f"stop[{index}] must have 1 to {limits.stop_string_characters} characters.",
                 "stop" if isinstance(fields.stop, str) else f"stop[{index}]",
             )
-    check_count("stop_token_ids", fields.stop_token_ids, limits.stop_token_ids)
     check_range("prompt_logprobs", fields.prompt_logprobs, 0, limits.logprobs)
     check_range("temperature", fields.temperature, 0.0, 2.0)
 
@@ -86,23 +96,24 @@ def check_scheduling(server: Server, fields: GenerationFields) -> None:
 def choice_requests(
     server: Server,
     fields: GenerationFields,
-    params: SamplingParams,
+    ready: ResolvedParams,
     prompt: TokenIds,
     *,
-    scores_prompt: int | None = None,
+    echo_logprobs: int | None = None,
 ) -> list[ChoiceRequest]:
-    """The choices of one prompt. ``scores_prompt``: logprobs of the prompt for an echo."""
+    """The choices of one prompt. ``echo_logprobs``: alternatives for each token of an echo."""
+    params = ready.params
     try:
         requests = server.model.door.resolve(
             "call",
             prompt,
-            params,
+            ready,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt,
         )
     except ValueError as error:
         raise from_value_error(error) from None
-    scored = params.prompt_logprobs if scores_prompt is None else scores_prompt
+    scored = most(echo_logprobs, params.prompt_logprobs)
     return [
         ChoiceRequest(
             with_prompt_logprobs(request, scored),
@@ -120,6 +131,29 @@ def choice_requests(
         )
         for request in requests
     ]
+
+
+def scoring_requests(
+    server: Server, fields: CompletionFields, ready: ResolvedParams, prompt: TokenIds
+) -> list[ChoiceRequest]:
+    """In place of `choice_requests` where the prompt is scored and nothing is answered."""
+    try:
+        request = server.model.door.score(
+            "call",
+            prompt,
+            most(fields.logprobs, fields.prompt_logprobs),
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt,
+        )
+    except ValueError as error:
+        raise from_value_error(error) from None
+    tokenizer = server.model.tokenizer
+    return [ChoiceRequest(request, TextAssembler(tokenizer)) for _ in range(ready.params.n)]
+
+
+def most(*counts: int | None) -> int | None:
+    """Of the numbers of alternatives that were asked for."""
+    return max((count for count in counts if count is not None), default=None)
 
 
 def with_prompt_logprobs(request: EngineRequest, count: int | None) -> EngineRequest:

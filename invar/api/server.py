@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from invar.api.body import UnknownFields
+from invar.api.body import FieldCounts
 from invar.api.errors import ApiError
 from invar.api.limits import Limits
 from invar.engine.door import Door
@@ -61,7 +61,9 @@ class Server:
     takes_priorities: bool = False  # the scheduler looks at them
     api_keys: tuple[str, ...] = ()
     clock: Callable[[], float] = time.time
-    unknown_fields: UnknownFields = field(init=False)
+    field_counts: FieldCounts = field(init=False)
+    caps: Mapping[str, int] = field(init=False)  # items of a field
 
     def __post_init__(self) -> None:
-        self.unknown_fields = UnknownFields(self.metrics, self.strict_fields)
+        self.field_counts = FieldCounts(self.metrics, self.strict_fields)
+        self.caps = self.limits.caps(self.model.vocab_size, self.model.max_model_len)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from invar.api.errors import ApiError, bad_request, engine_failed
+from invar.api.threads import beside_loop
 from invar.serving.async_engine import Generation
 from invar.serving.choice import ChoiceDelta
 
@@ -89,10 +91,17 @@ class EventStream(Response):
                     await send(
                         {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
                     )
-                await send(body(events(self._frames.deltas(deltas))))
+                await send(body(await beside_loop(items(deltas), partial(self._written, deltas))))
             if not watch.disconnected:
                 closing = events(self._frames.closing()) + event(b"[DONE]")
                 await send(body(closing, more=False))
+
+    def _written(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        return events(self._frames.deltas(deltas))
+
+
+def items(deltas: Sequence[ChoiceDelta]) -> int:
+    return sum(delta.items for delta in deltas)
 
 
 def event(data: bytes) -> bytes:

@@ -47,6 +47,14 @@ class ChoiceDelta:
     refused: bool = False  # the error is the request's own: it can never run
     cached_tokens: int = 0
 
+    @property
+    def items(self) -> int:
+        """Tokens and alternatives in it: how long writing it down takes."""
+        scored = [*self.logprobs[-1:], *(self.prompt_logprobs or ())[-1:]]
+        alternatives = max((len(one.top_ids) for one in scored if one is not None), default=0)
+        positions = len(self.logprobs) + len(self.prompt_logprobs or ())
+        return len(self.token_ids) + positions * (1 + alternatives)
+
     def extend(self, later: ChoiceDelta) -> None:
         """Joins what came later, so that a slow reader gets one frame in place of many."""
         self.text += later.text

@@ -148,6 +148,9 @@ class ScriptedEngine:
                 output.prompt_logprobs = [None, *(scored(i, count) for i in ids[1:])]
         try:
             step = next(state.steps, [token(EOS)])
+            allowed = request.sampling.allowed_token_ids
+            if allowed is not None and len(allowed) == 1:
+                step = list(allowed) * len(step)
         except RuntimeError as error:
             del self.running[request.id]
             return EngineOutput(request.id, [], finish_reason=FinishReason.ERROR, error=str(error))

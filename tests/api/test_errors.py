@@ -123,9 +123,11 @@ def test_null_is_the_default_for_every_optional_field(hello: RunningServer) -> N
 def test_fields_without_effect_are_accepted(hello: RunningServer) -> None:
     answer = hello.chat(
         user="me", metadata={"a": "b"}, store=False, service_tier="auto", tools=[],
-        parallel_tool_calls=True, safety_identifier="x", prompt_cache_key="k", verbosity="low",
+        parallel_tool_calls=True, safety_identifier="x", prompt_cache_key="k",
         tool_choice="none", response_format={"type": "text"}, best_of=1, reasoning_effort="low",
-        use_beam_search=False, length_penalty=1.0,
+        use_beam_search=False, length_penalty=1.0, verbosity="medium", truncation_side="left",
+        chat_template_content_format="auto", stream_interval=1, include_reasoning=True,
+        add_special_tokens=False, spaces_between_special_tokens=True,
     )  # fmt: skip
     assert answer.status_code == 200
 
@@ -140,10 +142,36 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
     {"tools": [TOOL], "tool_choice": "auto"}, {"use_beam_search": True}, {"best_of": 4},
     {"mirostat": 2}, {"chat_template": "{{ x }}"}, {"truncate_prompt_tokens": 5}, {"echo": True},
     {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": {"chat_template": "x"}},
+    {"store": True}, {"verbosity": "low"}, {"add_bos": True}, {"truncation_side": "right"},
+    {"chat_template_content_format": "openai"}, {"stream_interval": 8},
+    {"include_reasoning": False}, {"add_special_tokens": True},
+    {"stream": True, "stream_options": {"include_obfuscation": True}},
 ])  # fmt: skip
 def test_known_fields_that_cannot_be_honoured(hello: RunningServer, fields: dict[str, Any]) -> None:
     error = error_of(hello.chat(**fields))
     assert error["param"].split(".")[0] in fields
+
+
+@pytest.mark.parametrize(("body", "param"), [
+    ({"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+     "add_special_tokens"),
+    ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+    ({"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+    ({"prompt": "x", "content": "y"}, "prompt"),
+])  # fmt: skip
+def test_tokenize_honours_or_refuses(
+    hello: RunningServer, body: dict[str, Any], param: str
+) -> None:
+    assert error_of(hello.http.post("/tokenize", json=body))["param"] == param
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_no_spaces_stand_between_special_tokens(spaces: bool) -> None:
+    with running(says("<|hidden|>", "<|hidden|>", "Hello")) as server:
+        answer = server.complete(
+            skip_special_tokens=False, spaces_between_special_tokens=spaces, max_tokens=3
+        )
+        assert answer.json()["choices"][0]["text"] == "<|hidden|><|hidden|>Hello"
 
 
 def test_tools_that_may_not_be_called_ask_for_nothing(hello: RunningServer) -> None:
@@ -164,9 +192,31 @@ def test_unknown_fields_are_counted_and_logged_once(
     assert sum("frobnicate" in record.message for record in caplog.records) == 1
 
 
+def test_fields_without_effect_are_counted_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", "invar"), running(says("Hello")) as server:
+        for _ in range(3):
+            assert server.chat(user="me", metadata=None, tools=[]).status_code == 200
+            # Our template does not read it.
+            assert server.chat(chat_template_kwargs={"enable_thinking": 1}).status_code == 200
+        metrics = server.http.get("/metrics").text
+    assert 'invar:unknown_request_fields_total{field="user"} 3.0' in metrics
+    kwarg = "chat_template_kwargs.enable_thinking"
+    assert f'invar:unknown_request_fields_total{{field="{kwarg}"}} 3.0' in metrics
+    said = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert len(said) == 2
+    assert not [line for line in said if "metadata" in line or "tools" in line]
+
+
 def test_strict_fields_refuse_unknown_ones() -> None:
     with running(says("Hello"), strict_fields=True) as server:
         assert error_of(server.chat(frobnicate=1))["param"] == "frobnicate"
+        options = {"include_usage": True, "frobnicate": 1}
+        error = error_of(server.chat(stream=True, stream_options=options))
+        assert error["param"] == "stream_options.frobnicate"
+        del options["frobnicate"]
+        assert server.chat(stream=True, stream_options=options).status_code == 200
         assert server.chat(user="me", temperature=1).status_code == 200
 
 

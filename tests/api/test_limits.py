@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from typing import Any
@@ -128,16 +129,57 @@ def test_b36_without_max_tokens_the_window_is_the_limit() -> None:
     {"n": 2_000_000}, {"best_of": 2_000_000}, {"logprobs": 300_000_000}, {"max_tokens": 2**63},
     {"stop": ["x"] * 100_000}, {"prompt": ["a"] * 100_000}, {"n": 128, "prompt": ["a"] * 1000},
     {"stop_token_ids": [1] * 100_000}, {"prompt_logprobs": 300_000_000},
-    {"logit_bias": {str(i): 1.0 for i in range(100_000)}}, {"bad_words": ["x"] * 1000},
+    {"logit_bias": {str(i): 1.0 for i in range(1_000_000)}}, {"bad_words": ["x"] * 1000},
+    {"allowed_token_ids": [5] * 3_000_000}, {"prompt": [5] * 3_000_000},
+    {"prompt": [[5] * 3_000_000]}, {f"x{i}": 1 for i in range(300_000)},
+    {"stream": True, "stream_options": {f"x{i}": 1 for i in range(300_000)}},
 ])  # fmt: skip
 def test_b34_giant_requests_are_refused_before_anything_is_made_of_them(
     hello: RunningServer, fields: dict[str, Any]
 ) -> None:
     before = len(hello.engine.seen)
+    body = json.dumps({"prompt": "Hi", **fields}).encode()
+    answer, elapsed = polled(hello, "/v1/completions", body)
+    error_of(answer)
+    assert elapsed < 2
+    assert len(hello.engine.seen) == before
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/detokenize", {"tokens": [5] * 3_000_000}),
+    ("/v1/chat/completions",
+     {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 300_000}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 300_000}),
+])  # fmt: skip
+def test_b34_on_the_other_routes(hello: RunningServer, path: str, body: dict[str, Any]) -> None:
+    answer, elapsed = polled(hello, path, json.dumps(body).encode())
+    error_of(answer)
+    assert elapsed < 2
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/completions", {
+        "prompt": ["a"] * 500, "allowed_token_ids": list(range(300)), "max_tokens": 1,
+        "stop": [f"{i:02}" + "x" * 1000 for i in range(16)],
+    }),
+    ("/v1/completions", {"prompt": [[5] * 250] * 500, "echo": True, "max_tokens": 1}),
+    ("/tokenize", {"prompt": "zz " * 20_000, "return_token_strs": True}),
+    ("/tokenize",
+     {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 9000}]}),
+])  # fmt: skip
+def test_b34_heavy_requests_that_are_allowed_hold_nobody_up(
+    hello: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    answer, _ = polled(hello, path, json.dumps(body).encode())
+    assert answer.status_code == 200, answer.text
+
+
+def polled(server: RunningServer, path: str, body: bytes) -> tuple[httpx.Response, float]:
+    """The answer and its seconds, while another client asks whether the server is well."""
     stop, slowest = threading.Event(), [0.0]
 
     def poll() -> None:
-        with httpx.Client(base_url=hello.url) as client:
+        with httpx.Client(base_url=server.url) as client:
             while not stop.is_set():
                 began = time.monotonic()
                 assert client.get("/health").status_code == 200
@@ -146,13 +188,12 @@ def test_b34_giant_requests_are_refused_before_anything_is_made_of_them(
     poller = threading.Thread(target=poll)
     poller.start()
     began = time.monotonic()
-    error_of(hello.complete(**fields))
+    answer = server.http.post(path, content=body, headers=JSON)
     elapsed = time.monotonic() - began
     stop.set()
     poller.join()
-    assert elapsed < 2
-    assert slowest[0] < 2
-    assert len(hello.engine.seen) == before
+    assert slowest[0] < 1
+    return answer, elapsed
 
 
 def test_b34_top_logprobs(hello: RunningServer) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from .scripted import RunningServer, events, running, says, token
 
 QUOTE = [bytes([b]) for b in "’".encode()]
@@ -91,6 +93,51 @@ def test_echo_without_an_answer_is_how_harnesses_score(hello: RunningServer) -> 
         "prompt_tokens_details": {"cached_tokens": 2},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
+
+
+@pytest.mark.parametrize(("logprobs", "prompt_logprobs"), [(1, 4), (4, 1), (0, 2), (2, 0)])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_an_echo_and_prompt_logprobs_have_their_own_counts(
+    hello: RunningServer, logprobs: int, prompt_logprobs: int, max_tokens: int
+) -> None:
+    choice = hello.complete(
+        prompt="one two!", echo=True, max_tokens=max_tokens,
+        logprobs=logprobs, prompt_logprobs=prompt_logprobs,
+    ).json()["choices"][0]  # fmt: skip
+    # The scripted model's token is the highest one.
+    echoed = choice["logprobs"]["top_logprobs"][1:4]
+    assert [len(position) for position in echoed] == [max(1, logprobs)] * 3
+    scored = choice["prompt_logprobs"]
+    assert [len(position) for position in scored[1:]] == [max(1, prompt_logprobs)] * 3
+    assert len(scored) == 4
+    assert str(token("!")) in scored[-1]
+
+
+def test_scoring_ends_with_length_whatever_was_asked_of_the_answer(hello: RunningServer) -> None:
+    fields: dict[str, Any] = {
+        "prompt": [token("one"), token(" two"), token("!")], "echo": True, "max_tokens": 0,
+        "logprobs": 1, "stop": ["!", "two"], "stop_token_ids": [token("!")], "min_tokens": 5,
+    }  # fmt: skip
+    plain = hello.complete(**fields).json()
+    (streamed,) = map(json.loads, events(hello.complete(**fields, stream=True))[:-1])
+    for body in (plain, streamed):
+        (choice,) = body["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+        assert choice["text"] == "one two!"
+        assert choice["logprobs"]["tokens"] == ["one", " two", "!"]
+        assert choice["logprobs"]["token_logprobs"] == [None, -0.25, -0.25]
+    assert plain["usage"]["total_tokens"] == 3
+
+
+def test_a_scored_prompt_may_fill_the_context(hello: RunningServer) -> None:
+    for length, status in ((256, 200), (257, 400)):
+        prompt = [token("zz")] * length
+        answer = hello.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=0)
+        assert answer.status_code == status
+        if status == 200:
+            assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) == length
+        else:
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_prompt_logprobs_in_vllms_shape(hello: RunningServer) -> None:

@@ -124,6 +124,14 @@ def test_echo_and_prompt_logprobs(real: RealServer) -> None:
     assert logprobs["token_logprobs"][0] is None
     assert all(value < 0 for value in logprobs["token_logprobs"][1:])
     assert body["usage"]["completion_tokens"] == 0
+    # The same prompt with an answer behind it, and one that fills the context.
+    answered = real.complete(prompt=[3, 4, 5, 6], echo=True, logprobs=2, max_tokens=1)
+    for name, values in answered["choices"][0]["logprobs"].items():
+        assert logprobs[name] == values[:4]
+    window = real.loaded.door.max_model_len
+    full = real.complete(prompt=[3] * window, echo=True, logprobs=0, max_tokens=0)
+    assert len(full["choices"][0]["logprobs"]["token_logprobs"]) == window
+    real.settle()
 
 
 def test_metrics_of_the_real_engine(real: RealServer) -> None:
