@@ -170,6 +170,9 @@ class LLM:
                 "tools": tools,
                 **(chat_template_kwargs or {}),
             }
+            for name in chat_template_kwargs or ():
+                if name not in template.source:
+                    self._notice(f"chat_template_kwargs.{name}", "the template does not read it")
             read = []
             for conversation in conversations:
                 text, ids = template.encode_with_text(self.model.tokenizer, conversation, **options)
@@ -274,11 +277,13 @@ class LLM:
             if not isinstance(one, SamplingParams):
                 raise ValueError(f"sampling_params: expected SamplingParams, got {one!r:.80}")
             if one.output_kind is RequestOutputKind.DELTA:
-                self._notice("output_kind", "generate and chat return whole answers")
+                self._notice("SamplingParams.output_kind", "generate and chat return whole answers")
             if one.stream_interval not in (None, 1):
-                self._notice("stream_interval", "generate and chat return whole answers")
+                self._notice(
+                    "SamplingParams.stream_interval", "generate and chat return whole answers"
+                )
             if one.skip_reading_prefix_cache:
-                self._notice("skip_reading_prefix_cache", "prefixes are not kept yet")
+                self._notice("SamplingParams.skip_reading_prefix_cache", "no prefix is kept yet")
         scheduled = self.model.config.scheduling_policy
         if any(priorities) and scheduled != "priority":
             raise ValueError(
@@ -288,7 +293,7 @@ class LLM:
     def _notice(self, name: str, reason: str) -> None:
         if name not in self._noticed:
             self._noticed.add(name)
-            logger.warning("SamplingParams %s has nothing to do here: %s", name, reason)
+            logger.warning("%s has nothing to do here: %s", name, reason)
 
     def _drain(self, pending: Sequence[Pending], use_tqdm: bool) -> None:
         """Steps until every answer is there; an interruption leaves nothing in the engine."""

@@ -10,7 +10,8 @@ Made from the tables in `invar/cli/compat.py`; do not edit. Hyphens and undersco
 long options. A flag that is in no table is an error that names the nearest known one.
 
 "Engine option" means that the flag sets the option of that name; `invar/config.py` says whether it
-does something on this backend, and prints one line where it does not.
+does something on this backend. Where it does not, it costs one line, or is refused if answers or
+placement would be other than what was asked for.
 """
 
 

@@ -70,7 +70,7 @@ class Metrics:
         self._create_request_metrics()
         self._unknown_fields = Counter(
             "invar:unknown_request_fields",
-            "Requests that carried a field this server does not know.",
+            "Requests with a field that this server does not know or that does nothing here.",
             ("field",),
             registry=self.registry,
         )

@@ -230,6 +230,17 @@ def test_chat_renders_a_conversation_once(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert len(rendered) == 2
 
 
+def test_variables_that_the_template_does_not_read_get_a_notice(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        llm.chat(
+            [{"role": "user", "content": "hi"}], GREEDY, chat_template_kwargs={"frobnicate": 1}
+        )
+    (record,) = caplog.records
+    assert "chat_template_kwargs.frobnicate" in record.getMessage()
+
+
 def test_chat_without_a_template_says_what_to_do(llm: LLM) -> None:
     llm.model.chat_template = None
     with pytest.raises(ValueError, match=r"no chat template.*LLM\(chat_template="):
