@@ -3,7 +3,7 @@
 Three kinds of names exist. Fields of `EngineConfig` mean something here. Names in `INERT` belong to
 a peer and have nothing to do here: they are accepted with one line on the logger. Names in `ABSENT`
 would change answers or placement and are not built: they are refused unless they are off. Anything
-else is refused with the nearest known name.
+else is refused with the nearest known name. The tables are in `invar.peer_options`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+from invar.peer_options import ABSENT, INERT, INERT_FIELDS
 
 logger = logging.getLogger("invar")
 
@@ -27,6 +29,8 @@ DEFAULT_KV_BYTES = 4 << 30
 
 POLICIES = ("fcfs", "priority")
 
+NOTICE = "%s=%r has nothing to do here: %s"  # its arguments stay apart: the CLI says the flag typed
+
 # Values that the options with a choice may have; None is "not given" where it is the default.
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "scheduling_policy": POLICIES,
@@ -35,57 +39,6 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "enable_chunked_prefill": (None, True, False),
     "enable_prefix_caching": (None, True, False),
     "enforce_eager": (True, False),
-}
-
-# name → (values that ask for nothing, why there is nothing to do)
-INERT: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "async_scheduling": ((None, False), "a step has nothing to overlap with on a CPU"),
-    "attention_backend": ((None,), "there is one attention kernel per instruction set"),
-    "attention_config": ((None,), "there is one attention kernel per instruction set"),
-    "block_size": ((None, 32), "the backend's pages hold 32 tokens"),
-    "compilation_config": ((None, 0), "there is nothing to compile"),
-    "cpu_offload_gb": ((None, 0), "everything is in the machine's memory already"),
-    "disable_custom_all_reduce": ((None, False), "one device needs no all-reduce"),
-    "disable_log_stats": ((None,), "statistics are at /metrics and never in the log"),
-    "distributed_executor_backend": ((None,), "one device needs no executor"),
-    "enable_sleep_mode": ((None, False), "there is no device memory to give back"),
-    "guided_decoding_backend": ((None, "auto"), "there is one grammar engine"),
-    "hf_token": ((None,), "set HF_TOKEN in the environment instead"),
-    "limit_mm_per_prompt": ((None,), "the model reads text only"),
-    "max_seq_len_to_capture": ((None,), "there are no graphs to capture"),
-    "mm_processor_kwargs": ((None,), "the model reads text only"),
-    "optimization_level": ((None,), "there is nothing to compile"),
-    "speculative_config": ((None,), "no speculation yet; the answers are the same without it"),
-    "structured_outputs_config": ((None,), "there is one grammar engine"),
-    "trust_remote_code": ((None, False), "no code of a model is run"),
-    "use_v2_block_manager": ((None,), "there is one manager of KV memory"),
-}
-
-# name → (values that ask for nothing, what is missing)
-ABSENT: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "data_parallel_size": ((None, 1), "more than one replica needs more than one device"),
-    "device": ((None, "auto", "cpu"), "the CPU backend is the one that exists"),
-    "enable_expert_parallel": ((None, False), "it needs more than one device"),
-    "enable_lora": ((None, False), "adapters are not built yet"),
-    "generation_config": (
-        (None, "auto", "vllm"),
-        "a GGUF file carries none and no other file is read; pass SamplingParams instead",
-    ),
-    "hf_overrides": ((None, {}), "the model is described by its file"),
-    "kv_transfer_config": ((None,), "KV transfer is not built yet"),
-    "load_format": ((None, "auto", "gguf"), "the format is told by the file"),
-    "logits_processors": ((None, []), "Python code over logits is not supported"),
-    "override_generation_config": ((None, {}), "pass SamplingParams instead"),
-    "pipeline_parallel_size": ((None, 1), "it needs more than one device"),
-    "pooler_config": ((None,), "pooling models are not built yet"),
-    "quantization_config": ((None,), "the number formats are those of the file"),
-    "revision": ((None, "main"), "the file is the revision; name another file"),
-    "runner": ((None, "auto", "generate"), "this model generates"),
-    "skip_tokenizer_init": ((None, False), "SamplingParams(detokenize=False) leaves out the text"),
-    "task": ((None, "auto", "generate"), "this model generates"),
-    "tokenizer_mode": ((None, "auto"), "the tokenizer is told by the file"),
-    "tokenizer_revision": ((None, "main"), "the file is the revision; name another file"),
-    "worker_extension_cls": ((None, ""), "there are no worker processes"),
 }
 
 
@@ -137,8 +90,8 @@ class EngineConfig:
         own = {field.name for field in fields(cls)}
         check_names(options, [*own, *INERT, *ABSENT], "engine options")
         for name, (off, reason) in INERT.items():
-            if name in options and options[name] not in off:
-                logger.warning("%s=%r has nothing to do here: %s", name, options[name], reason)
+            if name in options:
+                notice(name, options[name], off, reason)
         for name, (off, reason) in ABSENT.items():
             if name in options and options[name] not in off:
                 raise ValueError(f"{name}={options[name]!r} is not supported: {reason}")
@@ -147,8 +100,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._check_sizes()
         self._check_choices()
-        for line in self._notices():
-            logger.warning("%s", line)
+        for name, (off, reason) in INERT_FIELDS.items():
+            notice(name, getattr(self, name), off, reason)
 
     @property
     def memory_fraction(self) -> float:
@@ -230,27 +183,11 @@ class EngineConfig:
         if not are_names or not names:
             raise ValueError(f"served_model_name: expected a name or several, got {given!r}")
 
-    def _notices(self) -> list[str]:
-        """One line for each option that was given and has nothing to do."""
-        lines = []
-        if self.enable_chunked_prefill is False:
-            lines.append(
-                "enable_chunked_prefill=False: long prompts always go in chunks; "
-                "answers do not depend on it"
-            )
-        if self.enable_prefix_caching:
-            lines.append("enable_prefix_caching=True: prefixes are not kept yet")
-        if self.kv_cache_dtype not in ("auto", "bfloat16"):
-            lines.append(f"kv_cache_dtype={self.kv_cache_dtype!r}: KV stays bfloat16")
-        if self.dtype != "auto":
-            lines.append(f"dtype={self.dtype!r}: number formats are those of the model file")
-        if self.enforce_eager:
-            lines.append("enforce_eager=True: nothing is captured or compiled")
-        if self.swap_space:
-            lines.append(
-                f"swap_space={self.swap_space!r}: preempted requests are recomputed, not swapped"
-            )
-        return lines
+
+def notice(name: str, value: Any, off: tuple[Any, ...], reason: str) -> None:
+    """One line for an option that was given and has nothing to do."""
+    if value not in off:
+        logger.warning(NOTICE, name, value, reason)
 
 
 def _fitted(options: dict[str, Any]) -> dict[str, Any]:

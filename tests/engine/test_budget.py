@@ -33,12 +33,23 @@ def test_workspaces_are_planned_for_the_threads_that_run(
         return plan_memory(*given, **sizes)
 
     monkeypatch.setattr(budget, "plan_memory", spy)
-    monkeypatch.setattr(budget, "usable_threads", lambda: 2)
+    monkeypatch.setattr(budget, "usable_threads", lambda: 4)
     model = load_engine(EngineConfig(model=TINY, num_threads=threads, max_num_seqs=2))
     runner = model.engine.runner
     assert isinstance(runner, CpuRunner)
-    assert planned[0]["threads"] == (threads or 2) == runner.plan_sizes.shape.threads
+    assert planned[0]["threads"] == (threads or 4) == runner.plan_sizes.shape.threads
     model.close()
+
+
+def test_no_more_threads_run_than_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(budget, "usable_threads", lambda: 2)
+    assert [budget.running_threads(wanted) for wanted in (None, 1, 2)] == [2, 1, 2]
+    assert not caplog.records
+    assert budget.running_threads(12) == 2
+    (record,) = caplog.records
+    assert "12 are more than the 2 cores" in record.getMessage()
 
 
 @pytest.mark.parametrize("chunk", [1, 33, 512])
