@@ -115,9 +115,19 @@ def refuse_more_logprobs(config: EngineConfig, info: RunnerInfo) -> None:
 
 def vocabulary_size(config: EngineConfig, source: GGUFFile) -> int | None:
     """Ids of the tokenizer, told without reading them; None: the model's own count must do."""
-    if config.tokenizer is not None and config.tokenizer != config.model:
-        with GGUFFile(resolve(config.tokenizer)) as other:
-            entry = other.metadata.entry(TOKENS_KEY)
-    else:
-        entry = source.metadata.entry(TOKENS_KEY)
+    own = token_count(source)
+    if config.tokenizer is None or config.tokenizer == config.model:
+        return own
+    with GGUFFile(resolve(config.tokenizer)) as other:
+        count = token_count(other)
+    if own is not None and count is not None and count != own:
+        raise ValueError(
+            f"tokenizer: {config.tokenizer} has {count} tokens, {source.path.name} was made with "
+            f"{own}; leave the option out to use the model's own"
+        )
+    return count
+
+
+def token_count(source: GGUFFile) -> int | None:
+    entry = source.metadata.entry(TOKENS_KEY)
     return None if entry is None else entry.count
