@@ -68,7 +68,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The whole body; raises a 413 as soon as it is known to be too large."""
     too_large = ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isdecimal() and int(declared) > limit:
         raise too_large
     parts, size = [], 0
     async for part in request.stream():
@@ -92,6 +92,8 @@ def parse_json(body: bytes, caps: Mapping[str, int]) -> dict[str, Any]:
         raise malformed_json(body, error) from None
     except RecursionError:
         raise bad_request("The body is nested too deeply.") from None
+    except ValueError:  # Python's limit on the digits of an integer
+        raise bad_request("The body holds an integer of too many digits.") from None
     if not isinstance(value, dict):
         raise bad_request("The body must be a JSON object.")
     check_caps(value, caps)

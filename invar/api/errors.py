@@ -67,6 +67,27 @@ def engine_dead(error: str) -> ApiError:
     )
 
 
+def internal(request_id: str) -> ApiError:
+    """Nothing of the request goes into the answer, its id is enough to find the trace."""
+    return ApiError(
+        500,
+        f"The server failed at this request; its log has the reason under {request_id}.",
+        type="server_error",
+        code="internal_error",
+        headers={"x-should-retry": "false"},
+    )
+
+
+def shutting_down() -> ApiError:
+    return ApiError(
+        503,
+        "The server is shutting down and could not finish this request. Please send it again.",
+        type="server_error",
+        code="server_shutting_down",
+        headers={"retry-after": "5"},
+    )
+
+
 def malformed_json(body: bytes, error: Exception) -> ApiError:
     """Line and column of what is wrong, counted in characters from 1."""
     try:
@@ -94,7 +115,7 @@ def _stdlib_position(text: str) -> int:
         json.loads(text)
     except json.JSONDecodeError as error:
         return error.pos
-    except RecursionError:
+    except (RecursionError, ValueError):  # too deep, or an integer of too many digits
         return 0
     return len(text)
 

@@ -6,6 +6,7 @@ Not Starlette's BaseHTTPMiddleware, behind which a handler never hears that its 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -14,13 +15,14 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from invar.api.errors import ApiError
+from invar.api.errors import ApiError, internal, shutting_down
 from invar.observe.logs import log_access
 
 logger = logging.getLogger("invar.api")
 
 # What a caller may choose as id: it goes into a header and into logs.
 CALLER_ID = re.compile(rb"[!-~]{1,128}")
+REQUEST_ID = "invar.request_id"  # in the scope
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 
 
@@ -35,29 +37,32 @@ class RequestFrame:
             return
         headers = dict(scope["headers"])
         request_id = caller_id(headers) or uuid.uuid4().hex.encode()
+        scope[REQUEST_ID] = request_id.decode()
         began, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message = {
-                    **message,
-                    "headers": [*message.get("headers", ()), (b"x-request-id", request_id)],
-                }
-            await send(message)
+            if message["type"] != "http.response.start":
+                await send(message)
+                return
+            headers = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send({**message, "headers": headers})
+            status = message["status"]
 
         try:
             if self._is_allowed(scope, headers):
                 await self._app(scope, receive, send_with_id)
             else:
                 await send_error(unauthorized(), send_with_id)
+        except asyncio.CancelledError:
+            # Only the end of the server cancels a request. A stream has said so itself.
+            if not status:
+                await send_error(shutting_down(), send_with_id)
         except Exception:
-            # Nothing of the request goes into the answer, its id is enough to find the trace.
+            # Not raised again: uvicorn would log it a second time. It closes what is incomplete.
             logger.exception("request %s failed", request_id.decode())
-            if status:
-                raise
-            await send_error(internal(request_id.decode()), send_with_id)
+            if not status:
+                await send_error(internal(request_id.decode()), send_with_id)
         finally:
             client = scope.get("client") or ("-", 0)
             path = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
@@ -92,16 +97,6 @@ def unauthorized() -> ApiError:
         type="authentication_error",
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
-    )
-
-
-def internal(request_id: str) -> ApiError:
-    return ApiError(
-        500,
-        f"The server failed at this request; its log has the reason under {request_id}.",
-        type="server_error",
-        code="internal_error",
-        headers={"x-should-retry": "false"},
     )
 
 

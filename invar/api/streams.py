@@ -13,7 +13,14 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from invar.api.errors import ApiError, bad_request, engine_failed
+from invar.api.errors import (
+    ApiError,
+    bad_request,
+    engine_failed,
+    internal,
+    shutting_down,
+)
+from invar.api.frame import REQUEST_ID
 from invar.api.threads import beside_loop
 from invar.serving.async_engine import Generation
 from invar.serving.choice import ChoiceDelta
@@ -71,30 +78,39 @@ class EventStream(Response):
         self.background = None
         self._generation = generation
         self._frames = frames
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
         async with DisconnectWatch(receive, self._generation) as watch:
-            async for deltas in self._generation:
-                if watch.disconnected:
-                    return
-                error = first_error(deltas)
-                if error is not None and not started:
-                    raise error
-                if error is not None:
-                    # No [DONE] behind it: a simple client would take the answer for complete.
-                    last = events(self._frames.deltas([without_end(delta) for delta in deltas]))
-                    await send(body(last + event(error.body()), more=False))
-                    return
-                if not started:
-                    started = True
-                    await send(
-                        {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
-                    )
-                await send(body(await beside_loop(items(deltas), partial(self._written, deltas))))
-            if not watch.disconnected:
-                closing = events(self._frames.closing()) + event(b"[DONE]")
-                await send(body(closing, more=False))
+            try:
+                await self._stream(watch, send)
+            except (Exception, asyncio.CancelledError) as error:
+                if self._started:
+                    last = event(cut_short(error, scope).body())
+                    await send(body(last, more=False))
+                raise
+
+    async def _stream(self, watch: DisconnectWatch, send: Send) -> None:
+        async for deltas in self._generation:
+            if watch.disconnected:
+                return
+            error = first_error(deltas)
+            if error is not None and not self._started:
+                raise error
+            if error is not None:
+                # No [DONE] behind it: a simple client would take the answer for complete.
+                last = events(self._frames.deltas([without_end(delta) for delta in deltas]))
+                await send(body(last + event(error.body()), more=False))
+                return
+            if not self._started:
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+                )
+                self._started = True
+            await send(body(await beside_loop(items(deltas), partial(self._written, deltas))))
+        if not watch.disconnected:
+            closing = events(self._frames.closing()) + event(b"[DONE]")
+            await send(body(closing, more=False))
 
     def _written(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         return events(self._frames.deltas(deltas))
@@ -114,6 +130,13 @@ def events(frames: Sequence[dict[str, Any]]) -> bytes:
 
 def body(data: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def cut_short(error: BaseException, scope: Scope) -> ApiError:
+    """Only the end of the server cancels a request."""
+    if isinstance(error, asyncio.CancelledError):
+        return shutting_down()
+    return internal(scope.get(REQUEST_ID, ""))
 
 
 def first_error(deltas: Sequence[ChoiceDelta]) -> ApiError | None:

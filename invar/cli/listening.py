@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.types import ASGIApp
 
+from invar.api.protocol import Connection
 from invar.cli.tables import memory_table
 
 if TYPE_CHECKING:
@@ -23,6 +26,28 @@ BACKLOG = 2048
 # Clients that keep connections open must not meet a server that is just closing one: longer than
 # the idle times of usual pools and proxies (a minute).
 KEEP_ALIVE_S = 75
+# After a second signal: an engine in the middle of a long step is not waited for.
+FORCED_END_S = 2.0
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends with its running requests on the first signal, and at once on a second one."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and not self.force_exit:
+            self.force_exit = True
+            watch = threading.Timer(FORCED_END_S, os._exit, (1,))
+            watch.daemon = True
+            watch.start()
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Requests that are not waited for are cancelled, which they tell their clients."""
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn does neither then
+            for task in self.server_state.tasks:
+                task.cancel()
+            await self.lifespan.shutdown()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -85,11 +110,11 @@ def run_server(
 ) -> None:
     """Serves until SIGTERM or SIGINT; running requests get some time, a second signal ends it."""
     logging.getLogger("invar.access").disabled = not access_log
-    server = uvicorn.Server(
+    server = DrainingServer(
         uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=Connection,
             lifespan="on",
             log_config=None,
             access_log=False,
@@ -98,7 +123,7 @@ def run_server(
             timeout_graceful_shutdown=shutdown_timeout_s,
         )
     )
-    # Uvicorn raises the signal again once it has stopped; by then there is nothing left to end.
+    # Once the server has stopped there is nothing left to end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ignore)
     server.run(sockets=[listener])

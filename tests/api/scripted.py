@@ -20,6 +20,7 @@ import openai
 import uvicorn
 
 from invar.api.app import create_app
+from invar.api.protocol import Connection
 from invar.api.server import ServedModel, Server
 from invar.engine.door import Door
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
@@ -239,10 +240,10 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(script: Script, **options: Any) -> Iterator[RunningServer]:
-    """A real server on a free port, in a thread."""
+def running(script: Script, *, idle_s: int = 75, **options: Any) -> Iterator[RunningServer]:
+    """A real server on a free port, in a thread. ``idle_s``: how long it waits for a request."""
     server, engine = served(script, **options)
-    with listening(server) as url:
+    with listening(server, idle_s) as url:
         handle = RunningServer(url, server, engine)
         yield handle
         handle.http.close()
@@ -250,9 +251,15 @@ def running(script: Script, **options: Any) -> Iterator[RunningServer]:
 
 
 @contextlib.contextmanager
-def listening(server: Server) -> Iterator[str]:
+def listening(server: Server, idle_s: int = 75) -> Iterator[str]:
     config = uvicorn.Config(
-        create_app(server), log_level="error", access_log=False, lifespan="on", loop="uvloop"
+        create_app(server),
+        log_level="error",
+        access_log=False,
+        lifespan="on",
+        loop="uvloop",
+        http=Connection,
+        timeout_keep_alive=idle_s,
     )
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

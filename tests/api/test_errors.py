@@ -12,7 +12,7 @@ import pytest
 
 from invar.engine.request import EngineRequest
 
-from .scripted import RunningServer, Step, events, running, says, token
+from .scripted import EOS, RunningServer, Step, events, running, says, token
 from .test_limits import JSON, error_of
 
 
@@ -43,6 +43,16 @@ def test_the_body_is_an_object(hello: RunningServer, body: str) -> None:
 def test_deep_nesting(hello: RunningServer) -> None:
     error_of(post(hello, '{"prompt": ' + "[" * 50_000))
     assert hello.complete().status_code == 200
+
+
+@pytest.mark.parametrize("body", [
+    '{"prompt": "a", "n": %s}', '{"prompt": "a", "x": -%s}', '{"prompt": [%s]}',
+    '{"prompt": "a", "x": {"y": [%s]}}', "%s", '{"prompt": "a", "seed": %s, }',
+    '{"prompt": "a", "logit_bias": {"%s": 1}}', '{"prompt": "a", "temperature": %s}',
+])  # fmt: skip
+def test_integers_of_many_digits(hello: RunningServer, body: str) -> None:
+    for digits in (4301, 100_000):
+        error_of(post(hello, body % ("7" * digits)))
 
 
 @pytest.mark.parametrize("body", [
@@ -172,6 +182,20 @@ def test_no_spaces_stand_between_special_tokens(spaces: bool) -> None:
             skip_special_tokens=False, spaces_between_special_tokens=spaces, max_tokens=3
         )
         assert answer.json()["choices"][0]["text"] == "<|hidden|><|hidden|>Hello"
+
+
+@pytest.mark.parametrize("name", ["self", "tokenizer_", "cls", "variables", "class"])
+def test_template_variables_may_have_any_name(hello: RunningServer, name: str) -> None:
+    assert hello.chat(chat_template_kwargs={name: 1}).status_code == 200
+
+
+@pytest.mark.parametrize("fields", [
+    {"allowed_token_ids": [token(EOS)], "min_tokens": 2},
+    {"allowed_token_ids": [token("!"), token(EOS)], "stop_token_ids": [token("!")],
+     "min_tokens": 1},
+])  # fmt: skip
+def test_what_would_leave_nothing_to_draw(hello: RunningServer, fields: dict[str, Any]) -> None:
+    assert error_of(hello.complete(**fields))["param"] == "min_tokens"
 
 
 def test_tools_that_may_not_be_called_ask_for_nothing(hello: RunningServer) -> None:

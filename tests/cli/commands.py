@@ -55,8 +55,15 @@ class Serving:
 def serving(*words: str) -> Iterator[Serving]:
     """`invar serve` on a free port until the end of the block."""
     port = [] if "--port" in words else ["--port", "0"]
+    with listening(*INVAR, "serve", *words, *port) as server:
+        yield server
+
+
+@contextmanager
+def listening(*command: str) -> Iterator[Serving]:
+    """A process that says where it listens, until the end of the block."""
     process = subprocess.Popen(
-        [*INVAR, "serve", *words, *port],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

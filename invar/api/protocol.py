@@ -1,0 +1,121 @@
+"""HTTP/1.1 under the application: uvicorn's protocol with limits on what comes beside a body.
+
+httptools and uvicorn keep request lines, headers and trailers of any size, before any key has been
+looked at, and wait for them forever (uvicorn 0.54 `protocols/http/httptools_impl.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from invar.api.errors import ApiError, shutting_down
+
+# Request line and headers, or trailers (h11 and nginx have limits of this order). It is looked at
+# once a slice, so that up to two slices more may pass.
+MAX_HEAD_BYTES = 64 << 10
+SLICE_BYTES = 16 << 10
+# Once the server is shutting down: what is on its way arrives within it.
+BODY_GRACE_S = 1.0
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a client."""
+
+    _head_bytes = 0  # since the last part of a body, or the last end of a request
+    _progress = False
+    _head_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), SLICE_BYTES):
+            if self.transport.is_closing():
+                return
+            piece = data[start : start + SLICE_BYTES]
+            self._progress = False
+            super().data_received(piece)
+            self._head_bytes = 0 if self._progress else self._head_bytes + len(piece)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(head_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._have_head()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._progress = True
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, msg))
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._awaits_body():
+            self.loop.call_later(BODY_GRACE_S, self._end_without_body)
+
+    def _awaits_body(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and cycle.more_body and not cycle.response_started
+
+    def _end_without_body(self) -> None:
+        if self._awaits_body() and not self.transport.is_closing():
+            self._refuse(shutting_down())
+
+    def _await_head(self) -> None:
+        """A connection that is opened, or a head that is begun, has as long as an idle one."""
+        if self._head_deadline is None:
+            self._head_deadline = self.loop.call_later(self.timeout_keep_alive, self._head_is_late)
+
+    def _have_head(self) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+            self._head_deadline = None
+
+    def _head_is_late(self) -> None:
+        self._head_deadline = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers in place of the application unless that has begun to, and closes."""
+        cycle = self.cycle
+        idle = cycle is None or cycle.response_complete or not cycle.response_started
+        if idle and not self.pipeline and not self.transport.is_closing():
+            body = error.body()
+            headers = [
+                *self.server_state.default_headers,
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"x-request-id", uuid.uuid4().hex.encode()),
+                (b"connection", b"close"),
+                *((name.encode(), value.encode()) for name, value in error.headers.items()),
+            ]
+            lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+            self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        self.transport.close()
+
+
+def head_too_large() -> ApiError:
+    return ApiError(
+        431,
+        f"The request line and headers are larger than {MAX_HEAD_BYTES} bytes.",
+        code="headers_too_large",
+    )

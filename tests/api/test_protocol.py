@@ -1,0 +1,124 @@
+"""What comes beside a body has a size and a time."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from invar.api.protocol import MAX_HEAD_BYTES, SLICE_BYTES
+
+from .scripted import RunningServer, listening, running, says, served
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+MOST = MAX_HEAD_BYTES + 3 * SLICE_BYTES
+
+
+def sent(server: RunningServer, parts: Iterator[bytes]) -> tuple[bytes, int]:
+    """What the server answers, and how many bytes it let a client send before it closed."""
+    with socket.create_connection(server.address, timeout=10) as client:
+        count = 0
+        try:
+            for part in parts:
+                client.sendall(part)
+                count += len(part)
+        except OSError:
+            pass
+        answer = b""
+        try:
+            while part := client.recv(65536):
+                answer += part
+        except OSError:
+            pass
+        return answer, count
+
+
+def forever(start: bytes, part: bytes, limit: int = 64 << 20) -> Iterator[bytes]:
+    yield start
+    for _ in range(limit // len(part)):
+        yield part
+
+
+@pytest.mark.parametrize(("start", "part"), [
+    (HEAD, b"x-a: " + b"a" * 4000 + b"\r\n"),
+    (HEAD, b"a: b\r\n" * 100),
+    (HEAD + b"x-a: ", b"a" * 8192),
+    (HEAD, b"a" * 8192),
+    (b"GET /", b"a" * 8192),
+    (HEAD + b"transfer-encoding: chunked\r\n\r\n1;", b"a" * 8192),
+    (HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", b"a: b\r\n" * 100),
+    (HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\na: ", b"a" * 8192),
+])  # fmt: skip
+def test_heads_and_trailers_have_a_size(hello: RunningServer, start: bytes, part: bytes) -> None:
+    answer, count = sent(hello, forever(start, part))
+    assert count < 32 << 20  # what the kernel's buffers hold is beyond us
+    assert hello.complete().status_code == 200
+    if answer:  # it may be lost where the client goes on sending
+        assert answer.startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+
+
+def test_the_answer_is_in_shape(hello: RunningServer) -> None:
+    many = b"".join(b"x-%d: %s\r\n" % (i, b"a" * 1000) for i in range(MOST // 1000))
+    answer, _ = sent(hello, iter([HEAD + many]))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+    assert b"x-request-id: " in head
+    assert json.loads(body)["error"]["code"] == "headers_too_large"
+    answer, _ = sent(hello, iter([b"\x16\x03\x01 this is TLS\r\n\r\n"]))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_large_heads_below_the_limit_pass(hello: RunningServer) -> None:
+    headers = {f"x-{i}": "a" * 1000 for i in range(55)}
+    for _ in range(3):  # on one connection: each head is counted for itself
+        assert hello.http.get("/health", headers=headers).status_code == 200
+        body = {"prompt": "Hi", "max_tokens": 1, "x": ["y"] * 30_000}
+        answer = hello.http.post("/v1/completions", headers=headers, json=body)
+        assert answer.status_code == 200
+
+
+def test_many_requests_in_one_packet(hello: RunningServer) -> None:
+    one = b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: " + b"a" * 900 + b"\r\n\r\n"
+    last = one.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
+    answer, _ = sent(hello, iter([one * 300 + last]))
+    assert answer.count(b"HTTP/1.1 200") == 301
+
+
+def test_bodies_in_many_small_chunks(hello: RunningServer) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b'{"prompt": "Hi", "max_tokens": 1'
+        for _ in range(30_000):
+            yield b"   "
+        yield b"}"
+
+    answer = hello.http.post("/v1/completions", content=chunks())
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("start", [
+    b"", b"GET /health HTTP/1.1\r\nhos", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea",
+])  # fmt: skip
+def test_a_head_that_does_not_end_is_not_waited_for(start: bytes) -> None:
+    server, _ = served(says("Hello"))
+    with listening(server, idle_s=1) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(start)
+            began = time.monotonic()
+            while client.recv(65536):
+                # Bytes that come one at a time do not make it wait longer.
+                pass
+            assert time.monotonic() - began < 3
+
+
+def test_a_long_answer_is_not_cut_by_the_time_of_heads() -> None:
+    from .scripted import endless
+
+    with running(endless(pause_s=0.03), idle_s=1) as server:
+        answer = server.complete(max_tokens=60)
+        assert answer.json()["usage"]["completion_tokens"] == 60

@@ -1,0 +1,25 @@
+"""`invar serve` from its listening socket on, over a model that never stops talking.
+
+Words: seconds for running requests at the end, seconds of a step, tokens of the context.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from api.scripted import endless, served
+
+from invar.api.app import create_app
+from invar.cli.listening import BACKLOG, end_on_signal, listen, run_server
+from invar.observe.logs import set_up_logging
+
+set_up_logging("info")
+end_on_signal()
+server, _ = served(endless(pause_s=float(sys.argv[2])), max_model_len=int(sys.argv[3]))
+listener = listen("127.0.0.1", 0)
+listener.listen(BACKLOG)
+print(f"Listening on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+run_server(create_app(server), listener, shutdown_timeout_s=int(sys.argv[1]), access_log=True)
