@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2.exceptions import SecurityError
 
 from invar.text.chat_messages import (
     arguments_as_text,
@@ -19,9 +18,11 @@ from invar.text.chat_messages import (
     plain_copy,
 )
 from invar.text.content_shield import ContentShield, strings_in
-from invar.text.errors import ChatTemplateError
-from invar.text.template_sandbox import SandboxedTemplate, TemplateRefusal
+from invar.text.errors import ChatTemplateError, TemplateLimit, TemplateRefusal
 from invar.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from invar.text.template_sandbox import SandboxedTemplate
 
 __all__ = ["ChatTemplate", "ChatTemplateError", "require_template"]
 
@@ -53,6 +54,9 @@ class ChatTemplate:
         """`tool_source`: the variant to use when tools are given, where a model has two."""
         self.source = source
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        # Loaded with the first template, since jinja2 takes its time and base models have none.
+        from invar.text.template_sandbox import SandboxedTemplate
+
         self._plain = _Layouts(SandboxedTemplate(source))
         self._with_tools = (
             self._plain if tool_source is None else _Layouts(SandboxedTemplate(tool_source))
@@ -66,21 +70,21 @@ class ChatTemplate:
         and the variant `tool_use` for conversations with tools.
         """
         key = "tokenizer.chat_template"
-        source = metadata.get(key if name is None else f"{key}.{name}")
-        tool_source = metadata.get(f"{key}.tool_use") if name is None else None
+        source = _template_text(metadata, key if name is None else f"{key}.{name}")
+        tool_source = _template_text(metadata, f"{key}.tool_use") if name is None else None
         if name is not None and source is None:
             known = sorted(k.removeprefix(key + ".") for k in metadata if k.startswith(key + "."))
             raise ChatTemplateError(
                 f"{key}.{name}: the model has no such variant "
                 f"(it has: {', '.join(known) or 'none'})"
             )
-        if source is None or not str(source).strip():
+        if source is None or not source.strip():
             return None
         return cls(
-            str(source),
+            source,
             bos_token=_spelling(metadata, "bos_token_id"),
             eos_token=_spelling(metadata, "eos_token_id"),
-            tool_source=None if tool_source is None else str(tool_source),
+            tool_source=tool_source,
         )
 
     def render(
@@ -250,25 +254,19 @@ class _Layouts:
         first_error: Exception | None = None
         for attempt in attempts:
             try:
-                return self._run_once(attempt, now)
+                return self.template.render(attempt, now=now)
             except TemplateRefusal as refusal:
                 raise ChatTemplateError(
-                    f"the chat template refuses this conversation: {refusal.message}"
+                    f"the chat template refuses this conversation: {refusal}"
                 ) from refusal
+            except TemplateLimit as limit:
+                raise ChatTemplateError(f"the chat template failed: {limit}") from limit
             except Exception as error:  # a template is foreign code and may raise anything
                 first_error = first_error or error
         assert first_error is not None
         raise ChatTemplateError(
             f"the chat template failed: {type(first_error).__name__}: {first_error}"
         ) from first_error
-
-    def _run_once(self, variables: dict[str, Any], now: datetime | None) -> str:
-        try:
-            return self.template.render(variables, now=now, mutable=False)
-        except SecurityError:
-            # A few templates append to lists; on a copy of the data that does no harm.
-            copied = {name: plain_copy(value, name) for name, value in variables.items()}
-            return self.template.render(copied, now=now, mutable=True)
 
     @functools.cached_property
     def _searched_constants(self) -> frozenset[str]:
@@ -313,9 +311,19 @@ def _left_open(rendered: str, final_message: Mapping[str, Any]) -> str:
     return rendered[: end + len(ending)] if rendered.startswith(ending, end) else rendered[:end]
 
 
+def _template_text(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    raise ChatTemplateError(
+        f"{key}: expected a jinja2 template as a string, found {type(value).__name__} "
+        f"{str(value)[:60]}; give the model one with --chat-template FILE, LLM(chat_template=…)"
+    )
+
+
 def _spelling(metadata: Mapping[str, Any], name: str) -> str:
     token_id = metadata.get(f"tokenizer.ggml.{name}")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if token_id is None or tokens is None or not 0 <= int(token_id) < len(tokens):
+    if not isinstance(token_id, int | np.integer) or not isinstance(tokens, Sequence):
         return ""
-    return str(tokens[int(token_id)])
+    return str(tokens[int(token_id)]) if 0 <= token_id < len(tokens) else ""

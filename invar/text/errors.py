@@ -1,4 +1,4 @@
-"""The two errors of this package; both are faults of a file or a request, never of the engine."""
+"""The errors of this package: faults of a file or a request, never of the engine."""
 
 from __future__ import annotations
 
@@ -9,3 +9,11 @@ class TokenizerError(ValueError):
 
 class ChatTemplateError(ValueError):
     """A chat template is missing, broken, or refuses the conversation."""
+
+
+class TemplateRefusal(Exception):
+    """The template called `raise_exception`: its own sentence for the caller."""
+
+
+class TemplateLimit(Exception):
+    """A template takes, writes or builds more than any prompt needs."""

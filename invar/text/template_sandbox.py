@@ -13,18 +13,18 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
-from invar.text.errors import ChatTemplateError
+from invar.text.chat_messages import plain_copy
+from invar.text.errors import ChatTemplateError, TemplateLimit, TemplateRefusal
+from invar.text.template_limits import BUDGET, Budget, Limits, listed, too_large
 
-# No prompt comes near this; a template that writes more is broken or hostile.
-MAX_OUTPUT_CHARACTERS = 32 << 20
 # Templates count messages and tools, not millions: all ranges of one rendering together.
 MAX_RANGE_ITEMS = 100_000
-# String methods that make much out of little; no template uses them.
-_PADDING_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
+MAX_JSON_BLANK = 64
 _SEARCHING_METHODS = frozenset(
     (
         *("count", "endswith", "find", "index", "lstrip", "partition", "removeprefix"),
@@ -32,10 +32,6 @@ _SEARCHING_METHODS = frozenset(
         *("split", "startswith", "strip"),
     )
 )
-
-
-class TemplateRefusal(jinja2.TemplateError):
-    """The template called `raise_exception`: its own sentence for the caller."""
 
 
 class _GenerationTag(Extension):
@@ -48,45 +44,12 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Limits:
-    """Growth caps shared by both environments."""
-
-    intercepted_binops = frozenset(("*", "+", "%", "**"))
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in _PADDING_METHODS:
-            return False
-        safe: bool = super().is_safe_attribute(obj, attr, value)  # type: ignore[misc]
-        return safe
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator in ("*", "+", "**") and _grows_too_far(operator, left, right):
-            raise jinja2.TemplateRuntimeError(f"the result of {operator!r} is too large")
-        if operator == "%" and isinstance(left, str):
-            raise jinja2.TemplateRuntimeError("'%' formatting of strings is not available")
-        return super().call_binop(context, operator, left, right)  # type: ignore[misc]
-
-
-class _ImmutableEnvironment(_Limits, ImmutableSandboxedEnvironment):
+class _ImmutableEnvironment(Limits, ImmutableSandboxedEnvironment):
     pass
 
 
-class _MutableEnvironment(_Limits, SandboxedEnvironment):
+class _MutableEnvironment(Limits, SandboxedEnvironment):
     pass
-
-
-def _grows_too_far(operator: str, left: Any, right: Any) -> bool:
-    if operator == "**":
-        return not (_is_small_number(left) and _is_small_number(right))
-    sized = [len(side) for side in (left, right) if isinstance(side, str | list | tuple)]
-    if operator == "+":
-        return sum(sized) > MAX_OUTPUT_CHARACTERS
-    factors = [side for side in (left, right) if isinstance(side, int)]
-    return bool(sized and factors) and sized[0] * factors[0] > MAX_OUTPUT_CHARACTERS
-
-
-def _is_small_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) <= 64
 
 
 class SandboxedTemplate:
@@ -98,28 +61,25 @@ class SandboxedTemplate:
         self._compiled: dict[bool, jinja2.Template] = {}
         self._compile(mutable=False)
 
-    def render(self, variables: dict[str, Any], *, now: datetime | None, mutable: bool) -> str:
-        """Run the template. Raises whatever jinja2 or the template raises.
+    def render(self, variables: dict[str, Any], *, now: datetime | None) -> str:
+        """Run the template. Raises whatever jinja2 or the template raises."""
+        try:
+            return self._render(variables, now, mutable=False)
+        except SecurityError:
+            # A few templates append to lists; on a copy of the data that does no harm.
+            copied = {name: plain_copy(value, name) for name, value in variables.items()}
+            return self._render(copied, now, mutable=True)
 
-        `mutable` lets it change lists and dicts it was given (some call `list.append`).
-        """
-        template = self._compile(mutable=mutable)
-        namespace = {
-            **variables,
-            "raise_exception": _refuse,
-            "strftime_now": _clock(now),
-            "range": _counted_range(),
-        }
-        parts: list[str] = []
-        length = 0
-        for part in template.generate(namespace):
-            length += len(part)
-            if length > MAX_OUTPUT_CHARACTERS:
-                raise jinja2.TemplateRuntimeError(
-                    f"it writes more than {MAX_OUTPUT_CHARACTERS} characters"
-                )
-            parts.append(part)
-        return "".join(parts)
+    def _render(self, variables: dict[str, Any], now: datetime | None, *, mutable: bool) -> str:
+        return self._compile(mutable=mutable).render(
+            {
+                **variables,
+                "raise_exception": _refuse,
+                "strftime_now": _clock(now),
+                "range": _counted_range(),
+                BUDGET: Budget(),
+            }
+        )
 
     def searched_constants(self) -> frozenset[str]:
         """String constants that the template compares with, or searches and cuts text by."""
@@ -149,7 +109,7 @@ class SandboxedTemplate:
     @staticmethod
     def _environment(*, mutable: bool) -> SandboxedEnvironment:
         kind = _MutableEnvironment if mutable else _ImmutableEnvironment
-        environment: SandboxedEnvironment = kind(
+        environment = kind(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
@@ -157,7 +117,7 @@ class SandboxedTemplate:
         environment.filters["tojson"] = _to_json
         # Markup would HTML-escape whatever is joined to it; prompts are not HTML.
         environment.filters["safe"] = str
-        del environment.filters["center"]
+        environment.meter_filters()
         return environment
 
 
@@ -174,24 +134,34 @@ def _searched_operands(node: nodes.Node) -> list[nodes.Node]:
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
     """Plain JSON, unlike jinja2's own filter, which escapes `<` and `'` for HTML."""
-    return json.dumps(
-        value,
+    for blank in (indent, *(separators or ())):
+        if (blank if isinstance(blank, int) else len(blank or "")) > MAX_JSON_BLANK:
+            raise too_large("an indentation or a separator of 'tojson'")
+    encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
         default=_iterator_as_list,
     )
+    if indent is None and separators is None:
+        return encoder.encode(value)
+    # Indentation grows with depth, so it is counted as it comes.
+    budget, parts = Budget(), []
+    for part in encoder.iterencode(value):
+        budget.write(part)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _iterator_as_list(value: Any) -> list[Any]:
     if isinstance(value, Iterator):
-        return list(value)
+        return listed(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -212,7 +182,7 @@ def _counted_range() -> Callable[..., range]:
         numbers = range(*bounds)
         left -= len(numbers)
         if left < 0:
-            raise jinja2.TemplateRuntimeError(f"its ranges exceed {MAX_RANGE_ITEMS} items")
+            raise TemplateLimit(f"its ranges exceed {MAX_RANGE_ITEMS} items")
         return numbers
 
     return counted

@@ -79,16 +79,17 @@ def test_b09_text_never_becomes_a_control_token(hostile: str, field: str) -> Non
         texts[field] = text
         parameters = {"properties": {texts["key"]: {"type": "string"}}}
         function = {"name": "f", "description": texts["description"], "parameters": parameters}
+        messages = [
+            {"role": "system", "content": texts["system"]},
+            user(texts["user"]),
+            {"role": "tool", "content": texts["tool"], "name": texts["name"]},
+        ]
         arguments: dict[str, Any] = {
-            "messages": [
-                {"role": "system", "content": texts["system"]},
-                user(texts["user"]),
-                {"role": "tool", "content": texts["tool"], "name": texts["name"]},
-            ],
             "tools": [{"type": "function", "function": function}],
             "extra": texts["kwarg"],
         }
-        return template.encode(tokenizer, **arguments).tolist(), template.render(**arguments)
+        ids = template.encode(tokenizer, messages, **arguments)
+        return ids.tolist(), template.render(messages, **arguments)
 
     ids, text = prompt(hostile)
     benign, _ = prompt("x")
@@ -233,6 +234,15 @@ def test_tojson_and_safe_do_not_escape_html() -> None:
     assert template.render([user("x")]) == '{"é": "<\'&>"}<b><c>'
 
 
+DOUBLING = (
+    "{% set n = namespace(x=X) %}{% for i in range(60) %}{% set n.x = OPERATION %}{% endfor %}"
+)
+
+
+def doubling(start: str, operation: str) -> str:
+    return DOUBLING.replace("X", start).replace("OPERATION", operation)
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -246,6 +256,47 @@ def test_tojson_and_safe_do_not_escape_html() -> None:
         "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
         "{% for i in range(90000) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% include 'file' %}",
+        # What grows must be stopped before it is built.
+        doubling("'x'", "n.x ~ n.x"),
+        "{{ '{:200000000d}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 200000000) }}",
+        "{{ '{0:>200000000}'.format(1) }}",
+        "{{ '{a:200000000}'.format_map({'a': 1}) }}",
+        "{{ ('{0}' * 100000).format('x' * 1000000) }}",
+        "{% set a = 'a' * 10000 %}{{ a.replace('a', a) }}",
+        "{% set a = 'a' * 10000 %}{{ a.replace('', a, 9999) }}",
+        "{% set a = 'a' * 10000 %}{{ a | replace('a', a) }}",
+        "{% set a = 'a' * 10000 %}{{ [a] | map('replace', 'a', a) | list }}",
+        "{% set a = 'a' * 10000 %}{{ a | join(a) }}",
+        "{% set a = 'a' * 10000 %}{{ a.join(a) }}",
+        "{{ range(100000) | join('x' * 100000) }}",
+        "{{ ('\n' * 100000) | indent(100000, blank=true) }}",
+        "{{ ('\n' * 100000) | indent('x' * 100000, blank=true) }}",
+        "{{ [1, 2] | tojson(indent=10 ** 9) }}",
+        "{{ [1, 2] | tojson(separators=('x' * 30000000, ':')) }}",
+        "{{ 'x'.encode().center(10 ** 9) }}",
+        "{{ (1).to_bytes(10 ** 9, 'big') }}",
+        "{{ 'aaaa'.translate({97: 'x' * 30000000}) }}",
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}",
+        "{{ ([['x'] * 100000] * 100000) | sum(start=[]) }}",
+        "{{ [1] * 10 ** 8 }}",
+        doubling("3", "n.x * n.x"),
+        doubling("[1]", "[n.x, n.x]") + "{{ n.x }}",
+        doubling("[1]", "[n.x, n.x]") + "{{ n.x | tojson }}",
+        doubling("[1]", "[n.x, n.x]") + "{{ n.x | upper }}",
+        "{{ messages.append(messages) }}{% for i in range(60) %}{{ messages.extend(messages) }}"
+        "{% endfor %}",
+        "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set x %}{{ n.x }}{{ n.x }}"
+        "{% endset %}{% set n.x = x %}{% endfor %}",
+        "{% set x %}{% for i in range(100000) %}" + "x" * 1000 + "{% endfor %}{% endset %}",
+        "{% macro m(x) %}" + "{{ x }}" * 1000 + "{% endmacro %}{{ m(m('x' * 1000000)) }}",
+        # Nor may one run for hours.
+        "{% set r = 'x' * 10000 %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
+        "{% for x in [[1] * 99] recursive %}{{ loop([[1] * 99] * 99) }}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ m(60) }}",
+        "{% set a = 'a' * 30000000 %}{% for i in range(100000) %}{% if a | upper %}{% endif %}"
+        "{% endfor %}",
         "{{ undefined.attribute }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     ],
@@ -253,6 +304,58 @@ def test_tojson_and_safe_do_not_escape_html() -> None:
 def test_hostile_templates_end_in_a_clean_error(source: str) -> None:
     with pytest.raises(ChatTemplateError, match="the chat template failed"):
         ChatTemplate(source).render([user("x")])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '%200000000d' | format(1) }}",
+        "{{ [1] | batch(50000000, 0) | list }}",
+        "{{ [1] | slice(50000000) | list }}",
+        "{{ 'x' | center(10 ** 9) }}",
+        "{{ 'x' * 1000 | wordwrap(1, wrapstring='x' * 10 ** 6) }}",
+        "{{ [1, 2] | random }}",
+    ],
+)
+def test_filters_that_pad_or_draw_lots_do_not_exist(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match="line 1: No filter named"):
+        ChatTemplate(source)
+
+
+def test_no_template_writes_random_text() -> None:
+    with pytest.raises(ChatTemplateError, match="'lipsum' is undefined"):
+        ChatTemplate("{{ lipsum(n=100000) }}").render([user("x")])
+
+
+def test_the_limits_leave_values_and_loops_as_they_are() -> None:
+    source = (
+        "{% for k, v in {'a': 1, 'b': 2} | dictsort %}{{ loop.index }}/{{ loop.length }} "
+        "{{ k ~ v }}"
+        "{{ ', ' if not loop.last }}{{ loop.nextitem }}{% else %}none{% endfor %};"
+        "{% for x in undefined_list %}{% else %}empty{% endfor %};"
+        "{{ [1, 'b', 2.5] | join('-') }};{{ 'a.b'.replace('.', '/') | upper }};"
+        "{{ 7 | string ~ none }};"
+        "{{ 'x\ny' | indent(2, first=true) }};{{ '{:>5}|{b}'.format('é', b=3) }};"
+        "{{ messages | map(attribute='role') | map('replace', 'user', 'U', 1) | list }};"
+        "{{ [3, 1, 2] | sort | first }};{{ 2.345 | round(1) }};{{ [1, 2] | sum }};"
+        "{{ '-'.join('ab') }};{% for row in [[1, [2]]] recursive %}"
+        "{{ row if row is number else loop(row) }}{% endfor %};"
+        "{{ {'a': [1, 'é']} | tojson(indent=1) }};{{ {'a': 1}.items() | list }}"
+    )
+    assert ChatTemplate(source).render([user("x")]) == (
+        "1/2 a1, ('b', 2)2/2 b2;empty;1-b-2.5;A/B;7None;  x\n  y;    é|3;['U'];1;2.3;3;a-b;12;"
+        '{\n "a": [\n  1,\n  "é"\n ]\n};[(\'a\', 1)]'
+    )
+
+
+def test_a_long_conversation_stays_far_from_the_limits() -> None:
+    source = (
+        "{% set n = namespace(text='') %}{% for m in messages %}{% for x in m.content.split(' ') %}"
+        "{% endfor %}{% if messages | length > loop.index %}{% set n.text = n.text + m.content %}"
+        "{% endif %}{{ m.content | trim | replace('a', 'aa') }}{% endfor %}{{ n.text }}"
+    )
+    messages = [user(f"a {i} " * 100) for i in range(2000)]
+    assert len(ChatTemplate(source).render(messages)) > 2_000_000
 
 
 def test_lists_may_be_changed_on_a_copy() -> None:
