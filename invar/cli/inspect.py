@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
         entry["bytes"] += info.nbytes
         entry["elements"] += elements(info.shape)
     weights = sum(entry["bytes"] for entry in formats.values())
-    context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
+    context = counted(metadata.get(f"{metadata.get('general.architecture')}.context_length"))
     per_token = kv_bytes_per_token(source)
     if lengths is None:
         lengths = [n for n in KV_LENGTHS if context is None or n <= context] or KV_LENGTHS[:1]
@@ -74,7 +75,7 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
         "architecture": metadata.get("general.architecture"),
         "name": metadata.get("general.name"),
         "parameters": sum(entry["elements"] for entry in formats.values()),
-        "context_length": None if context is None else int(context),
+        "context_length": context,
         "metadata": {key: plain(metadata[key]) for key in metadata},
         "formats": formats,
         "tensors": [
@@ -97,25 +98,42 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
 
 
 def kv_bytes_per_token(source: GGUFFile) -> int | None:
-    """2 (K and V) x layers x KV heads x head size x bytes; None if the file does not say.
+    """2 (K and V) x layers x KV heads x head size x bytes; None where the file tells no counts.
 
     KV heads count, not query heads. Layers with a sliding window are counted in full: today every
     layer keeps all of its tokens.
     """
     metadata = source.metadata
     prefix = metadata.get("general.architecture")
-    layers = metadata.get(f"{prefix}.block_count")
-    heads = metadata.get(f"{prefix}.attention.head_count")
-    kv_heads = metadata.get(f"{prefix}.attention.head_count_kv", heads)
-    width = metadata.get(f"{prefix}.embedding_length")
-    if layers is None or heads is None or width is None:
+    layers = counted(metadata.get(f"{prefix}.block_count"))
+    width = counted(metadata.get(f"{prefix}.embedding_length"))
+    if layers is None or width is None:
         return None
-    per_layer = [int(n) for n in kv_heads] if hasattr(kv_heads, "__len__") else None
-    total_heads = sum(per_layer) if per_layer is not None else int(layers) * int(kv_heads)
-    query_heads = max(heads) if hasattr(heads, "__len__") else heads
-    key = int(metadata.get(f"{prefix}.attention.key_length", int(width) // int(query_heads)))
-    value = int(metadata.get(f"{prefix}.attention.value_length", key))
-    return total_heads * (key + value) * KV_BYTES
+    heads = metadata.get(f"{prefix}.attention.head_count")
+    most_heads, _ = per_layer(heads, layers)
+    _, kv_heads = per_layer(metadata.get(f"{prefix}.attention.head_count_kv", heads), layers)
+    if most_heads is None or kv_heads is None:
+        return None
+    key = counted(metadata.get(f"{prefix}.attention.key_length", width // most_heads))
+    value = counted(metadata.get(f"{prefix}.attention.value_length", key))
+    return None if key is None or value is None else kv_heads * (key + value) * KV_BYTES
+
+
+def per_layer(value: Any, layers: int) -> tuple[int | None, int | None]:
+    """The most in a layer, and in all together; from one count for all or an array with each."""
+    if not hasattr(value, "tolist"):
+        count = counted(value)
+        return count, None if count is None else layers * count
+    counts = value.tolist()  # a layer without attention has 0
+    if not all(count == 0 or counted(count) for count in counts):
+        return None, None
+    return counted(max(counts, default=0)), counted(sum(counts))
+
+
+def counted(value: Any) -> int | None:
+    """A count in the metadata, or None where it cannot be one: broken files are shown too."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return value if is_count else None
 
 
 def elements(shape: Sequence[int]) -> int:
@@ -129,6 +147,8 @@ def plain(value: Any) -> Any:
     """A metadata value in JSON's types; a long list by its beginning and its length."""
     if hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such numbers
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, Sequence):
@@ -163,6 +183,8 @@ def as_text(report: dict[str, Any], all_tensors: bool) -> str:
             for length, count in memory["kv_bytes_per_request"].items()
         ]
         parts.append(table(rows, right=(1,)))
+    else:
+        parts.append("KV per token: unknown, the metadata's layers, heads and sizes do not tell")
     if all_tensors:
         listed = [
             (t["name"], "x".join(map(str, t["shape"])), t["format"], size_text(t["bytes"]))

@@ -15,7 +15,9 @@ from invar.config import EngineConfig
 from invar.engine.budget import plan_sizes
 from invar.engine.door import Door, SeedSource
 from invar.engine.engine import Engine
+from invar.graph.graph import Graph, GraphError
 from invar.models import registry
+from invar.models.blocks import EMBEDDING
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
@@ -59,6 +61,7 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         text = beside.submit(load_text, config, source)
         graph = registry.build(source)
         vocab_size = vocabulary_size(config, source) or graph.vocab_size
+        refuse_tokens_without_rows(graph, vocab_size)
         sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
         runner = CpuRunner(graph, source, **asdict(sizes))
         tokenizer, chat_template = text.result()
@@ -110,6 +113,15 @@ def refuse_more_logprobs(config: EngineConfig, info: RunnerInfo) -> None:
         raise ValueError(
             f"max_logprobs: {config.max_logprobs} is more than the {info.max_top_logprobs} that "
             f"the backend reports"
+        )
+
+
+def refuse_tokens_without_rows(graph: Graph, vocab_size: int) -> None:
+    """Rows beyond the tokens are padding; a token without a row is another model's tokenizer."""
+    if vocab_size > graph.vocab_size:
+        raise GraphError(
+            f"{TOKENS_KEY} has {vocab_size} tokens, but {EMBEDDING} only {graph.vocab_size} rows; "
+            "tokenizer and weights are of different models, or the file is damaged"
         )
 
 

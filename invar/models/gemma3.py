@@ -16,11 +16,19 @@ from invar.models.blocks import (
     feed_forward,
     head_counts,
     head_size,
+    hidden_size,
+    layer_count,
     linear,
     output_logits,
 )
 from invar.models.metadata import ArchitectureKeys, ModelSource
-from invar.models.rope import default_frequencies, rope_from_gguf
+from invar.models.rope import (
+    DEFAULT_BASE,
+    LEAST_BASE,
+    default_frequencies,
+    rope_from_gguf,
+    rotated_dimensions,
+)
 
 LAYERS_OF_27B = 62
 
@@ -44,10 +52,11 @@ class Gemma3Config:
     @classmethod
     def from_gguf(cls, source: ModelSource) -> Gemma3Config:
         keys = ArchitectureKeys(source.metadata, "gemma3")
-        hidden, layers = keys.integer("embedding_length"), keys.integer("block_count")
+        layers, hidden = layer_count(source, keys), hidden_size(source, keys)
         heads, kv_heads = head_counts(keys, layers)
-        head_dim = head_size(keys, hidden, heads)
-        local_base = keys.optional_real("rope.freq_base_swa") or 10000.0
+        head_dim = head_size(source, keys, hidden, heads, kv_heads)
+        rotated = rotated_dimensions(keys, head_dim)
+        local_base = keys.optional_real("rope.freq_base_swa", LEAST_BASE) or DEFAULT_BASE
         # The scale is 1 / sqrt(query_pre_attn_scalar), which GGUF does not carry: it is the head
         # size in all published models but the 27B.
         scaled_by = hidden // heads if layers == LAYERS_OF_27B else head_dim
@@ -60,11 +69,11 @@ class Gemma3Config:
             norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
             attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(scaled_by),
             context_length=keys.integer("context_length"),
-            window=keys.optional_integer("attention.sliding_window") or None,
+            window=keys.optional_integer("attention.sliding_window"),
             window_pattern=keys.optional_integer("attention.sliding_window_pattern") or 6,
-            global_rope=rope_from_gguf(source, keys, head_dim, RopeStyle.HALF),
-            local_rope=Rope(default_frequencies(local_base, head_dim), RopeStyle.HALF),
-            logit_soft_cap=keys.optional_real("final_logit_softcapping") or None,
+            global_rope=rope_from_gguf(source, keys, rotated, RopeStyle.HALF),
+            local_rope=Rope(default_frequencies(local_base, rotated), RopeStyle.HALF),
+            logit_soft_cap=keys.optional_real("final_logit_softcapping"),
         )
 
     def is_global(self, layer: int) -> bool:

@@ -15,11 +15,13 @@ from invar.models.blocks import (
     feed_forward,
     head_counts,
     head_size,
+    hidden_size,
+    layer_count,
     linear,
     output_logits,
 )
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
-from invar.models.rope import rope_from_gguf
+from invar.models.rope import rope_from_gguf, rotated_dimensions
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class LlamaConfig:
     @classmethod
     def from_gguf(cls, source: ModelSource) -> LlamaConfig:
         keys = ArchitectureKeys(source.metadata, "llama")
-        if keys.optional_integer("expert_count"):
+        if keys.optional_integer("expert_count", least=0):
             raise ConfigError("llama.expert_count: mixtures of experts are not supported yet")
-        layers = keys.integer("block_count")
+        layers, hidden = layer_count(source, keys), hidden_size(source, keys)
         heads, kv_heads = head_counts(keys, layers)
-        head_dim = head_size(keys, keys.integer("embedding_length"), heads)
-        rotated = keys.optional_integer("rope.dimension_count") or head_dim
+        head_dim = head_size(source, keys, hidden, heads, kv_heads)
+        rotated = rotated_dimensions(keys, head_dim)
         return cls(
             layers=layers,
             heads=heads,
@@ -52,7 +54,7 @@ class LlamaConfig:
             attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(head_dim),
             context_length=keys.integer("context_length"),
             rope=rope_from_gguf(source, keys, rotated, RopeStyle.INTERLEAVED),
-            window=keys.optional_integer("attention.sliding_window") or None,
+            window=keys.optional_integer("attention.sliding_window"),
         )
 
     @property

@@ -11,6 +11,12 @@ import numpy as np
 
 from invar.graph.graph import WeightSource
 
+LARGEST_INTEGER = 2**31 - 1
+"""Widths, counts and positions are int32 in the kernels."""
+
+SMALLEST_REAL, LARGEST_REAL = 2.0**-126, 2.0**127
+"""Normal numbers of float32, in which the kernels compute: nothing between becomes 0 or inf."""
+
 
 class ModelSource(WeightSource, Protocol):
     """Weights with the metadata that says how to put them together; `GGUFFile` is one."""
@@ -24,7 +30,11 @@ class ConfigError(ValueError):
 
 
 class ArchitectureKeys:
-    """The keys `<architecture>.*`; names are given without that prefix, `None` means absent."""
+    """The keys `<architecture>.*`; names are given without that prefix, `None` means absent.
+
+    Integers are counts or sizes and reals are scales: one below `least`, or too large to compute
+    with, is refused here, before anything is made from it.
+    """
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
         self.metadata = metadata
@@ -42,19 +52,22 @@ class ArchitectureKeys:
             raise self._missing(name, "a number")
         return value
 
-    def optional_integer(self, name: str) -> int | None:
-        value = self.metadata.get(self.full(name))
-        if value is None or _is_integer(value):
-            return None if value is None else int(value)
-        raise self._mismatch(name, "an integer", value)
-
-    def optional_real(self, name: str) -> float | None:
+    def optional_integer(self, name: str, least: int = 1) -> int | None:
         value = self.metadata.get(self.full(name))
         if value is None:
             return None
-        if isinstance(value, numbers.Real | np.number) and not isinstance(value, bool):
+        if _is_integer(value) and least <= value <= LARGEST_INTEGER:
+            return int(value)
+        raise self._mismatch(name, f"an integer from {least} to {LARGEST_INTEGER}", value)
+
+    def optional_real(self, name: str, least: float = SMALLEST_REAL) -> float | None:
+        value = self.metadata.get(self.full(name))
+        if value is None:
+            return None
+        is_real = isinstance(value, numbers.Real | np.number) and not isinstance(value, bool)
+        if is_real and least <= value <= LARGEST_REAL:
             return float(value)
-        raise self._mismatch(name, "a number", value)
+        raise self._mismatch(name, f"a number from {least:.3g} to {LARGEST_REAL:.3g}", value)
 
     def optional_text(self, name: str) -> str | None:
         value = self.metadata.get(self.full(name))
@@ -68,11 +81,11 @@ class ArchitectureKeys:
         if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
             return self.optional_integer(name)
         entries = list(value)
-        if len(entries) != layers or not all(_is_integer(entry) for entry in entries):
-            raise self._mismatch(name, f"an integer or {layers} integers, one a layer", value)
+        if len(entries) != layers or not all(_is_count(entry) for entry in entries):
+            raise self._mismatch(name, f"a count or {layers} counts, one a layer", value)
         if len(set(entries)) != 1:
             raise ConfigError(
-                f"{self.full(name)} differs between layers ({_brief(entries)}); "
+                f"{self.full(name)} differs between layers ({brief(entries)}); "
                 f"{self.architecture} models of that kind are not supported yet"
             )
         return int(entries[0])
@@ -90,7 +103,7 @@ class ArchitectureKeys:
 
     def _mismatch(self, name: str, expected: str, value: Any) -> ConfigError:
         return ConfigError(
-            f"{self.full(name)} must be {expected}, found {type(value).__name__} {_brief(value)}"
+            f"{self.full(name)} must be {expected}, found {type(value).__name__} {brief(value)}"
         )
 
 
@@ -98,6 +111,10 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _brief(value: Any) -> str:
+def _is_count(value: Any) -> bool:
+    return _is_integer(value) and 1 <= value <= LARGEST_INTEGER
+
+
+def brief(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."

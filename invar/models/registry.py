@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from invar.graph.graph import Graph, GraphError
 from invar.models import gemma3, llama
-from invar.models.metadata import ConfigError, ModelSource
+from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import FACTORS_TENSOR
 
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
@@ -25,16 +25,20 @@ def build(source: ModelSource) -> Graph:
     the wrong shape or has no place in the architecture).
     """
     name = source.metadata.get(ARCHITECTURE_KEY)
-    if not isinstance(name, str):
+    if name is None:
         raise ConfigError(
             f"the model's metadata has no {ARCHITECTURE_KEY}, expected a string; "
             "is this file a language model?"
         )
+    if not isinstance(name, str):
+        found = f"{type(name).__name__} {brief(name)}"
+        raise ConfigError(f"{ARCHITECTURE_KEY} must be a string, found {found}")
     if name not in ARCHITECTURES:
         near = difflib.get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.5)
         hint = f"; near ones: {', '.join(near)}" if near else ""
         raise ConfigError(
-            f"architecture {name!r} is not supported{hint} (supported: {', '.join(ARCHITECTURES)})"
+            f"architecture {brief(name)!r} is not supported{hint} "
+            f"(supported: {', '.join(ARCHITECTURES)})"
         )
     graph = ARCHITECTURES[name](source)
     _refuse_unused_tensors(source, graph, name)

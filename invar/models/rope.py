@@ -12,10 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from invar.graph.graph import Rope, RopeStyle
-from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.metadata import (
+    LARGEST_REAL,
+    SMALLEST_REAL,
+    ArchitectureKeys,
+    ConfigError,
+    ModelSource,
+)
 
 Frequencies = tuple[float, ...]
 
+DEFAULT_BASE = 10000.0
+LEAST_BASE = 1.0  # below it the later pairs would turn faster than the first, without a limit
 FACTORS_TENSOR = "rope_freqs.weight"  # float32 [pairs]; every frequency is divided by its factor
 
 
@@ -83,13 +91,36 @@ def divide_by_factors(frequencies: Frequencies, factors: Sequence[float]) -> Fre
     return tuple(f / float(factor) for f, factor in zip(frequencies, factors, strict=True))
 
 
+def rotated_dimensions(keys: ArchitectureKeys, head_dim: int) -> int:
+    """How many of a head's dimensions are rotated, in pairs; all of them if the file has no key."""
+    name = "rope.dimension_count"
+    rotated = keys.optional_integer(name) or head_dim
+    if rotated % 2 or rotated > head_dim:
+        raise ConfigError(
+            f"{keys.full(name)} is {rotated} (by default the head size), expected an even number "
+            f"up to the head size of {head_dim}"
+        )
+    return rotated
+
+
+def factors_from_gguf(source: ModelSource) -> list[float]:
+    values = source.dequantize(FACTORS_TENSOR).reshape(-1).tolist()
+    wrong = [value for value in values if not SMALLEST_REAL <= value <= LARGEST_REAL]
+    if wrong:
+        raise ConfigError(
+            f"{FACTORS_TENSOR} holds {wrong[0]}; frequencies are divided by its factors, so all "
+            "must be finite and above 0"
+        )
+    return values
+
+
 def rope_from_gguf(source: ModelSource, keys: ArchitectureKeys, dim: int, style: RopeStyle) -> Rope:
     """The rope of a GGUF model: base, linear factor, factor tensor.
 
     A missing type with a factor means linear, as in llama.cpp (`load_hparams` in
     https://github.com/ggml-org/llama.cpp/blob/a5410f046c01d01330c8a42f13b64a211fedf2c3/src/llama-model.cpp).
     """
-    base = keys.optional_real("rope.freq_base") or 10000.0
+    base = keys.optional_real("rope.freq_base", LEAST_BASE) or DEFAULT_BASE
     kind = keys.optional_text("rope.scaling.type") or "linear"
     if kind not in ("none", "linear"):
         raise ConfigError(
@@ -100,5 +131,5 @@ def rope_from_gguf(source: ModelSource, keys: ArchitectureKeys, dim: int, style:
     linear = {"rope_type": "linear", "factor": factor} if kind == "linear" and factor else None
     frequencies = scaled_frequencies(base, dim, linear)
     if FACTORS_TENSOR in source.tensors:
-        frequencies = divide_by_factors(frequencies, source.dequantize(FACTORS_TENSOR).tolist())
+        frequencies = divide_by_factors(frequencies, factors_from_gguf(source))
     return Rope(frequencies, style)

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 MODELS = ("gpt2", "llama", "gemma4", "bert", "t5")
 
+# Some converters write 0 for "not told", which readers take as normal text.
+UNDEFINED_TYPE = 0
+
 # Rows that converters add to reach a round vocabulary size; typed as if they were real tokens.
 _PADDING_ENTRY = re.compile(r"\[PAD\d+\]")
 
@@ -127,9 +130,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         separator_token_id=_token_id(metadata, "seperator_token_id", len(tokens)),
         unknown_token_id=_token_id(metadata, "unknown_token_id", len(tokens)),
         # Gemma 4 files were written with add_bos off although the model needs it.
-        add_bos=bos is not None
-        and (model == "gemma4" or _flag(metadata, "add_bos_token", default_add_bos)),
-        add_eos=eos is not None and _flag(metadata, "add_eos_token", model == "t5"),
+        add_bos=_adds(metadata, "bos", bos, default_add_bos)
+        or (model == "gemma4" and bos is not None),
+        add_eos=_adds(metadata, "eos", eos, model == "t5"),
         add_separator=_flag(metadata, "add_sep_token", model == "bert"),
         add_space_prefix=_flag(metadata, "add_space_prefix", model in ("llama", "t5")),
         stop_token_ids=_stop_ids(metadata, set(stops_by_text.values()), len(tokens), eos),
@@ -152,6 +155,18 @@ def _scalar(metadata: Mapping[str, Any], name: str, kind: type) -> Any:
 def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
     value = _scalar(metadata, name, bool)
     return default if value is None else bool(value)
+
+
+def _adds(metadata: Mapping[str, Any], name: str, token_id: int | None, default: bool) -> bool:
+    """Whether texts get a BOS or EOS; a file that asks for one must say which."""
+    if token_id is not None:
+        return _flag(metadata, f"add_{name}_token", default)
+    if _flag(metadata, f"add_{name}_token", False):
+        raise TokenizerError(
+            f"tokenizer.ggml.add_{name}_token is true, but the file has no "
+            f"tokenizer.ggml.{name}_token_id to add"
+        )
+    return False
 
 
 def _token_id(metadata: Mapping[str, Any], name: str, vocab_size: int) -> int | None:
@@ -202,6 +217,9 @@ def _numbers(
         raise TokenizerError(
             f"{key}: {len(array)} entries, but tokenizer.ggml.tokens has {count}; they must match"
         )
+    if kinds == "f" and np.isnan(array).any():
+        place = int(np.flatnonzero(np.isnan(array))[0])
+        raise TokenizerError(f"{key}: entry {place} is nan, expected a number")
     return array.astype(dtype, copy=False)
 
 
@@ -209,6 +227,13 @@ def _token_types(metadata: Mapping[str, Any], tokens: list[str]) -> npt.NDArray[
     found = _numbers(metadata, "token_type", len(tokens), "iu", np.dtype(np.int32))
     if found is None:
         return np.full(len(tokens), TokenType.NORMAL, dtype=np.int32)
+    wrong = np.flatnonzero((found < UNDEFINED_TYPE) | (found > max(TokenType)))
+    if len(wrong):
+        known = ", ".join(f"{kind.value} {kind.name.lower()}" for kind in TokenType)
+        raise TokenizerError(
+            f"tokenizer.ggml.token_type: token {wrong[0]} has type {found[wrong[0]]} "
+            f"(known: {known})"
+        )
     types = found.copy()
     for token_id in np.flatnonzero(np.isin(types, (TokenType.UNKNOWN, TokenType.USER_DEFINED))):
         if _PADDING_ENTRY.fullmatch(tokens[token_id]) or not tokens[token_id]:

@@ -55,6 +55,10 @@ UNITS_PER_THREAD = 8
 columns for K-quants). Below this many units per thread the shares become too uneven."""
 
 
+HEAD_DIM_STEP, LARGEST_HEAD_DIM = 16, 256
+"""Attention works on 16 dimensions at a time and holds 256 (``head_dim`` in kernels.h)."""
+
+
 def lower(graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int) -> Lowered:
     """Raises ``GraphError`` for what the backend cannot run, naming it."""
     lowering = _Lowering(graph, source, max_tokens, threads)
@@ -243,6 +247,7 @@ class _Lowering:
         )
 
     def store_kv(self, op: StoreKV) -> None:
+        refuse_head_size(op.k.name, self.graph.groups[self.groups[op.group]].head_dim)
         self.row(
             "store_kv",
             k=self.floats(op.k),
@@ -319,6 +324,7 @@ class _Lowering:
 
     def heads_linear(self, op: HeadsLinear) -> None:
         group = self.graph.groups[self.groups[op.group]]
+        refuse_head_size(op.key.segment.weight, group.head_dim)
         columns = math.lcm(group.head_dim, _native.PANEL_COLUMNS)
         panels = columns // _native.PANEL_COLUMNS
         (query,) = self.place(op.x, [op.query.segment], panels)
@@ -396,6 +402,14 @@ class _Lowering:
                 buffer.last = self.phase
         self.result.logits = logits
         return self.result
+
+
+def refuse_head_size(what: str, head_dim: int) -> None:
+    if head_dim % HEAD_DIM_STEP or head_dim > LARGEST_HEAD_DIM:
+        raise GraphError(
+            f"{what}: the CPU backend cannot run heads of {head_dim} dimensions, only of "
+            f"multiples of {HEAD_DIM_STEP} up to {LARGEST_HEAD_DIM}"
+        )
 
 
 def vector(tensor: str | None) -> Vector | None:
