@@ -1,8 +1,9 @@
-# make serve   build, install, bring the default model, serve it on 127.0.0.1:8000
+# make serve   build, install, bring the default model, serve it on 127.0.0.1:8000 (or PORT=…)
 # make test    everything that must pass: lint, types, imports, native and Python tests
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+PORT ?= 8000
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 NATIVE := $(shell find native CMakeLists.txt pyproject.toml -type f)
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: serve test build lint types imports native-test python-test format clean
 
 serve: $(VENV)/.installed
-	$(BIN)/invar serve --host 127.0.0.1 --port 8000
+	$(BIN)/invar serve --host 127.0.0.1 --port $(PORT)
 
 test: lint types imports native-test python-test
 

@@ -29,6 +29,10 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Imports a public name at its first use, so that `import invar` costs a command nothing."""
+    if name == "__version__":
+        from invar.observe.build import version_text
+
+        return version_text()
     if name not in _HOMES:
         raise AttributeError(f"module 'invar' has no attribute {name!r}")
     from importlib import import_module

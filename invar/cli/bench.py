@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from invar.backends.runner import PAGE_TOKENS
 from invar.cli.engine_options import engine_config, load, say
-from invar.cli.parser import CommandParser, add_engine_options
+from invar.cli.parser import CommandParser, add_engine_options, positive, whole
 from invar.cli.tables import table
 
 if TYPE_CHECKING:
@@ -43,19 +44,34 @@ class Spread:
 
 
 def parser() -> CommandParser:
-    parser = CommandParser("bench", "Measures the engine beside the machine's limits.")
-    parser.add_argument("what", choices=["engine"], help="the engine without HTTP")
+    parser = CommandParser(
+        "bench", "Measures the engine beside the machine's limits.", words="engine [MODEL]"
+    )
+    parser.add_argument("what", type=subject, metavar="engine", help="the engine without HTTP")
     parser.model()
     parser.flag("--json", help="one line for programs")
-    parser.value("--runs", type=int, default=5, help="of each figure; the median is reported")
-    parser.value("--batches", default=",".join(map(str, BATCHES)), help="streams that decode")
-    parser.value("--seed", type=int, default=0, help="of the random prompts")
+    parser.value("--runs", type=positive, default=5, help="of each figure; the median is reported")
+    default = ",".join(map(str, BATCHES))
+    parser.value("--batches", type=batch_sizes, default=default, help="streams that decode")
+    parser.value("--seed", type=whole, default=0, help="of the random prompts")
     add_engine_options(parser)
     return parser
 
 
+def subject(text: str) -> str:
+    if text != "engine":
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} cannot be measured; try: invar bench engine {shlex.quote(text[:40])}"
+        )
+    return text
+
+
+def batch_sizes(text: str) -> list[int]:
+    return [positive(item) for item in text.split(",")]
+
+
 def execute(args: argparse.Namespace) -> int:
-    batches = [int(item) for item in args.batches.split(",")]
+    batches = args.batches
     started = time.perf_counter()
     options = {"max_num_seqs": max(args.max_num_seqs or 0, *batches, 1)}
     model = load(engine_config(args, **options))
@@ -79,7 +95,8 @@ def measure(model: LoadedModel, batches: list[int], runs: int, seed: int) -> dic
     from invar import _native
 
     macs = multiplied_weights(model)
-    threads = model.config.num_threads or _native.cpu_info()["usable_cores"]
+    cores = _native.cpu_info()["usable_cores"]
+    threads = min(model.config.num_threads or cores, cores)
     random = np.random.default_rng(seed)
     prefill_tokens = min(PREFILL_TOKENS, model.engine.max_model_len - 1)
     prefill(model, random, prefill_tokens)  # touches every page once

@@ -2,8 +2,9 @@
 
 Nothing is dropped in silence. A spelling that means one of our options is rewritten to it; one that
 sets an engine option under its own name goes to `invar.config`, which says whether it does
-something here; one with nothing to do here costs one line on stderr; one that would change the
-answer and is not built is refused. Names: vLLM 0.33 `vllm serve`, SGLang 0.5.23, llama.cpp b11434.
+something here (for most of vLLM's, `invar.peer_options` has the reason); one with nothing to do
+here costs one line on stderr; one that would change the answer and is not built is refused. Names:
+vLLM 0.33 `vllm serve`, SGLang 0.5.23, llama.cpp b11434.
 
 The page docs/cli_compat.md is made from these tables (`python -m invar.cli.compat_page`).
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+
+from invar.peer_options import ABSENT, INERT
 
 RUN = ("run",)
 SERVE = ("serve",)
@@ -82,6 +85,10 @@ SPECULATION = "no speculation yet; the answers are the same without it"
 ADAPTERS = "adapters come with a later version"
 POOLING = "pooling models come with a later version"
 TERMINAL = "the terminal needs no such setting here"
+LATER = "it comes with a later version"
+TLS = "put a proxy in front for TLS"
+PER_REQUEST = "each request asks for it itself"
+NO_TEXT_LOGGED = "prompts and answers stay out of logs"
 
 VLLM: tuple[Rule, ...] = (
     sets("tensor_parallel_size", "--tensor-parallel-size", "-tp"),
@@ -91,62 +98,55 @@ VLLM: tuple[Rule, ...] = (
     sets("dtype", "--dtype"),
     sets("quantization", "--quantization", "-q"),
     sets("kv_cache_dtype", "--kv-cache-dtype"),
-    sets("load_format", "--load-format"),
-    sets("block_size", "--block-size"),
     sets("swap_space", "--swap-space"),
-    sets("cpu_offload_gb", "--cpu-offload-gb"),
-    sets("tokenizer_mode", "--tokenizer-mode"),
-    sets("revision", "--revision"),
-    sets("tokenizer_revision", "--tokenizer-revision"),
-    sets("hf_token", "--hf-token"),
-    sets("hf_overrides", "--hf-overrides"),
-    sets("generation_config", "--generation-config"),
-    sets("override_generation_config", "--override-generation-config"),
-    sets("compilation_config", "--compilation-config"),
     sets("optimization_level", "-O", "--optimization-level"),
-    sets("attention_backend", "--attention-backend"),
-    sets("distributed_executor_backend", "--distributed-executor-backend"),
-    sets("limit_mm_per_prompt", "--limit-mm-per-prompt"),
-    sets("mm_processor_kwargs", "--mm-processor-kwargs"),
-    sets("speculative_config", "--speculative-config"),
-    sets("structured_outputs_config", "--structured-outputs-config"),
-    sets("guided_decoding_backend", "--guided-decoding-backend"),
-    sets("kv_transfer_config", "--kv-transfer-config"),
-    sets("logits_processors", "--logits-processors"),
-    sets("worker_extension_cls", "--worker-extension-cls"),
-    sets("max_seq_len_to_capture", "--max-seq-len-to-capture"),
-    sets("runner", "--runner"),
-    sets("task", "--task"),
-    sets("device", "--device"),
-    turns("trust_remote_code", True, "--trust-remote-code"),
+    turns("optimization_level", 0, "-O0"),
+    turns("optimization_level", 1, "-O1"),
+    turns("optimization_level", 2, "-O2"),
+    turns("optimization_level", 3, "-O3"),
     turns("enforce_eager", True, "--enforce-eager"),
+    turns("enforce_eager", False, "--no-enforce-eager"),
     turns("enable_chunked_prefill", True, "--enable-chunked-prefill"),
     turns("enable_chunked_prefill", False, "--no-enable-chunked-prefill"),
     turns("enable_prefix_caching", True, "--enable-prefix-caching"),
     turns("enable_prefix_caching", False, "--no-enable-prefix-caching"),
-    turns("async_scheduling", True, "--async-scheduling"),
-    turns("enable_lora", True, "--enable-lora"),
-    turns("enable_sleep_mode", True, "--enable-sleep-mode"),
-    turns("disable_log_stats", True, "--disable-log-stats"),
-    turns("disable_custom_all_reduce", True, "--disable-custom-all-reduce"),
-    turns("use_v2_block_manager", True, "--use-v2-block-manager"),
     means("--log-level", "--uvicorn-log-level"),
     means("--threads", "--num-threads"),
     switches("--no-access-log", "--disable-uvicorn-access-log", commands=SERVE),
-    refused(TOOLS, "--tool-call-parser", "--reasoning-parser", "--tool-parser-plugin"),
+    refused(TOOLS, "--tool-call-parser", "--tool-parser-plugin", "--tool-server"),
     refused(TOOLS, "--enable-auto-tool-choice", takes=Takes.NOTHING),
-    refused(ADAPTERS, "--lora-modules"),
-    inert("adapters are not built yet", "--max-loras", "--max-lora-rank", "--max-cpu-loras"),
-    refused("it needs more than one machine", "--nnodes", "--node-rank", neutral=("1", "0")),
-    inert("there is one process", "--api-server-count", "--master-addr", neutral=("1",)),
-    inert("tokens are sent as they come", "--stream-interval", neutral=("1",)),
+    inert(TOOLS, "--exclude-tools-when-tool-choice-none", takes=Takes.NOTHING),
+    refused(ADAPTERS, "--lora-modules", "--prompt-adapters"),
+    inert("there is one process", "--api-server-count", neutral=("1",)),
+    inert("there is one process", "--disable-frontend-multiprocessing", takes=Takes.NOTHING),
+    refused("there is one process", "--headless", takes=Takes.NOTHING),
     inert(ALWAYS, "--enable-request-id-headers", takes=Takes.NOTHING),
     inert(ALWAYS, "--enable-prompt-tokens-details", takes=Takes.NOTHING),
-    inert("prompts stay out of logs", "--enable-log-requests", takes=Takes.NOTHING),
-    inert("prompts stay out of logs", "--disable-log-requests", takes=Takes.NOTHING),
-    refused("put a proxy in front for TLS", "--ssl-keyfile", "--ssl-certfile"),
-    refused("it comes with a later version", "--config", "--root-path", "--middleware"),
-    refused("it comes with a later version", "--otlp-traces-endpoint", "--max-num-queued-reqs"),
+    inert(ALWAYS, "--log-error-stack", takes=Takes.NOTHING),
+    inert(NO_TEXT_LOGGED, "--enable-log-outputs", "--enable-log-deltas", takes=Takes.NOTHING),
+    inert("see --log-level and --no-access-log", "--log-config-file"),
+    inert("see --log-level and --no-access-log", "--disable-access-log-for-endpoints"),
+    inert("see /metrics", "--enable-server-load-tracking", takes=Takes.NOTHING),
+    inert("there are no such pages", "--disable-fastapi-docs", takes=Takes.NOTHING),
+    inert("there are no such pages", "--enable-offline-docs", takes=Takes.NOTHING),
+    inert("either form of content is read", "--chat-template-content-format", neutral=("auto",)),
+    inert("system_fingerprint is of engine and model", "--fingerprint-mode"),
+    inert("streams carry answers only", "--sse-keep-alive-interval", neutral=("0",)),
+    inert("requests are read by httptools", "--h11-max-incomplete-event-size"),
+    inert("requests are read by httptools", "--h11-max-header-count"),
+    refused("answers are the assistant's", "--response-role", neutral=("assistant",)),
+    refused(PER_REQUEST, "--default-chat-template-kwargs", neutral=("{}",)),
+    refused(PER_REQUEST, "--enable-force-include-usage", takes=Takes.NOTHING),
+    refused(LATER, "--return-tokens-as-token-ids", takes=Takes.NOTHING),
+    refused("the template is the server's", "--trust-request-chat-template", takes=Takes.NOTHING),
+    refused(LATER, "--enable-tokenizer-info-endpoint", "--grpc", takes=Takes.NOTHING),
+    refused("browsers may send them all", "--allowed-methods", neutral=('["*"]',)),
+    refused("browsers may send them all", "--allowed-headers", neutral=('["*"]',)),
+    refused("browsers send no cookies here", "--allow-credentials", takes=Takes.NOTHING),
+    refused(TLS, "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-ciphers"),
+    refused(TLS, "--ssl-cert-reqs", neutral=("0",)),
+    refused(TLS, "--enable-ssl-refresh", takes=Takes.NOTHING),
+    refused(LATER, "--config", "--root-path", "--middleware", "--uds"),
 )
 
 SGLANG: tuple[Rule, ...] = (
@@ -182,8 +182,8 @@ SGLANG: tuple[Rule, ...] = (
     inert(SPECULATION, "--speculative-num-draft-tokens"),
     refused(ADAPTERS, "--lora-paths"),
     refused(POOLING, "--is-embedding", takes=Takes.NOTHING),
-    refused("it comes with a later version", "--admin-api-key", "--max-queued-requests"),
-    refused("it comes with a later version", "--disaggregation-mode"),
+    refused(LATER, "--admin-api-key", "--max-queued-requests"),
+    refused(LATER, "--disaggregation-mode"),
     refused("it needs more than one machine", "--dist-init-addr"),
 )
 
@@ -253,4 +253,22 @@ LLAMA_CPP: tuple[Rule, ...] = (
     refused("the chat template does it", "--in-prefix", "--in-suffix", "-r", "--reverse-prompt"),
 )
 
-PEERS: Mapping[str, tuple[Rule, ...]] = {"vLLM": VLLM, "SGLang": SGLANG, "llama.cpp": LLAMA_CPP}
+
+def named_alike(*tables: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    """vLLM's flags are its engine options with hyphens: those that no table spells out."""
+    taken = {spelling for table in tables for rule in table for spelling in rule.spellings}
+    rules: list[Rule] = []
+    for name, (off, _) in sorted({**INERT, **ABSENT}.items()):
+        flag = "--" + name.replace("_", "-")
+        if any(value is False for value in off):
+            rules += [turns(name, True, flag), turns(name, False, f"--no-{flag[2:]}")]
+        else:
+            rules.append(sets(name, flag))
+    return tuple(rule for rule in rules if not taken.intersection(rule.spellings))
+
+
+PEERS: Mapping[str, tuple[Rule, ...]] = {
+    "vLLM": VLLM + named_alike(VLLM, SGLANG, LLAMA_CPP),
+    "SGLang": SGLANG,
+    "llama.cpp": LLAMA_CPP,
+}

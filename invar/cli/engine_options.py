@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import re
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invar.config import EngineConfig
+from invar.config import NOTICE, EngineConfig
 
 if TYPE_CHECKING:
     from invar.engine.loader import LoadedModel
@@ -32,7 +36,42 @@ def engine_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
     for item in args.engine_option or ():
         name, _, value = item.partition("=")
         given[name.replace("-", "_")] = json.loads(value)
-    return EngineConfig.from_args(**given)
+    with as_typed(args.typed):
+        return EngineConfig.from_args(**given)
+
+
+@contextmanager
+def as_typed(flags: Mapping[str, str]) -> Iterator[None]:
+    """Notices and errors of the configuration name the flag that was typed."""
+    notices = NoticesAsTyped(flags)
+    logger = logging.getLogger("invar")
+    logger.addFilter(notices)
+    try:
+        yield
+    except ValueError as error:
+        name = re.match(r"\w*", str(error))[0]  # type: ignore[index]  # it matches always
+        raise ValueError(flags.get(name, name) + str(error)[len(name) :]) from None
+    finally:
+        logger.removeFilter(notices)
+
+
+class NoticesAsTyped(logging.Filter):
+    """Takes notices about flags from the log and says them as those of other flags are said."""
+
+    def __init__(self, flags: Mapping[str, str]) -> None:
+        super().__init__()
+        self._flags = flags
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg != NOTICE or not isinstance(record.args, tuple):
+            return True
+        name, value, reason = record.args
+        flag = self._flags.get(str(name))
+        if flag is None:
+            return True
+        typed = flag if isinstance(value, bool) else f"{flag} {value}"
+        say(f"invar: {typed} has nothing to do here: {reason}")
+        return False
 
 
 def chosen_model(args: argparse.Namespace) -> str | None:

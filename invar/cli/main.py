@@ -33,7 +33,39 @@ USAGE_ERROR = 2  # exit code of a command line that cannot be understood
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    code = run_words(list(sys.argv[1:] if argv is None else argv))
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        discard_output()
+        # Whoever read the answer has seen enough; another error has been said already.
+        if not isinstance(error, BrokenPipeError) and code == 0:
+            return fail(f"stdout: {error.strerror}", 1)
+    return code
+
+
+def discard_output() -> None:
+    """What is still in stdout's buffer goes nowhere; Python must not complain at its own exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run_words(words: list[str]) -> int:
+    if sys.stdout is None:  # closed by whoever started it
+        return fail("stdout is closed; >/dev/null will do", USAGE_ERROR)
+    try:
+        return dispatch(words)
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except known_errors() as error:
+        return fail(error_text(error), 1)
+
+
+def dispatch(words: list[str]) -> int:
+    if words[0:1] == ["help"] and len(words) > 1:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0
@@ -61,14 +93,6 @@ def run_command(name: str, rest: list[str]) -> int:
         return fail(str(error), USAGE_ERROR)
     except SystemExit as ending:  # --help
         return ending.code if isinstance(ending.code, int) else int(bool(ending.code))
-    except BrokenPipeError:
-        # Whoever read the answer has seen enough; Python must not complain at its own exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except known_errors() as error:
-        return fail(str(error), 1)
     return int(code)
 
 
@@ -79,6 +103,7 @@ def understood(name: str, rest: list[str], parser: CommandParser) -> list[str]:
     rewritten = rewrite(name, rest, parser.own)
     for notice in rewritten.notices:
         print(f"invar: {notice}", file=sys.stderr)
+    parser.set_defaults(typed=rewritten.typed)
     return rewritten.argv
 
 
@@ -87,6 +112,13 @@ def known_errors() -> tuple[type[Exception], ...]:
     from invar.weights.model_cache import ModelSourceError
 
     return (ValueError, TypeError, OSError, ModelSourceError, MemoryError)
+
+
+def error_text(error: Exception) -> str:
+    """An error of the system without its number, and with the file that it is about."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def fail(message: str, code: int) -> int:

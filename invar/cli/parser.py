@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from typing import Any, NoReturn
 
 from invar.cli.rewrite import CommandLineError, Own
@@ -17,28 +18,62 @@ from invar.cli.rewrite import CommandLineError, Own
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+
+
 def count(text: str) -> int:
     """A whole number, as 8192, 8k (8,000), 8K (8,192) or 25.6k."""
     if re.fullmatch(r"\d+(\.\d+)?[kmgKMG]", text):
         return int(float(text[:-1]) * UNITS[text[-1]])
-    return int(text)
+    return whole(text)
 
 
-METAVARS: dict[object, str] = {int: "N", count: "N", float: "F"}
+def positive(text: str) -> int:
+    number = whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def port_number(text: str) -> int:
+    number = whole(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{number} is outside 0 … 65535")
+    return number
+
+
+def decimal(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number") from None
+
+
+WHOLE = (whole, count, positive, port_number)
+METAVARS: dict[object, str] = {**dict.fromkeys(WHOLE, "N"), decimal: "F"}
 
 
 class CommandParser(argparse.ArgumentParser):
     """Remembers every spelling of an option, and whether a value follows it."""
 
-    def __init__(self, command: str, description: str) -> None:
+    def __init__(
+        self, command: str, description: str, *, words: str = "[MODEL]", surplus: str = ""
+    ) -> None:
+        """``words``: what the command takes besides options; ``surplus``: a hint if it is more."""
         self.own: dict[str, Own] = {}
+        self._surplus = surplus
         super().__init__(
             prog=f"invar {command}",
-            usage=f"invar {command} [MODEL] [OPTIONS]",
+            usage=f"invar {command} {words} [OPTIONS]",
             description=description,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.set_defaults(typed={})  # engine option → flag that set it, as `rewrite` has seen it
 
     def add_argument(self, *spellings: str, **settings: Any) -> argparse.Action:
         action = super().add_argument(*spellings, **settings)
@@ -62,7 +97,15 @@ class CommandParser(argparse.ArgumentParser):
     def flag(self, *spellings: str, help: str) -> None:
         self.add_argument(*spellings, help=help, action="store_true")
 
+    def print_help(self, file: Any = None) -> None:
+        """Unlike argparse's own, it does not hide that nothing could be written."""
+        (file or sys.stdout).write(self.format_help())
+
     def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (\S+): ", r"\1: ", message)
+        surplus = message.removeprefix("unrecognized arguments: ")
+        if surplus != message:
+            message = f"{surplus[:80]}: more words than the command takes{self._surplus}"
         raise CommandLineError(f"{message} (see {self.prog} --help)")
 
 
@@ -70,9 +113,9 @@ def add_engine_options(parser: CommandParser) -> None:
     """Options of the engine that `run` and `serve` share, under vLLM's names."""
     parser.value("--max-model-len", "-c", type=count, help="tokens, prompt and answer")
     parser.value("--max-num-batched-tokens", type=count, help="tokens a step")
-    parser.value("--max-num-seqs", type=int, help="requests that run together")
-    parser.value("--threads", "-t", type=int, help="threads; all cores if absent")
-    parser.value("--gpu-memory-utilization", type=float, help="fraction of free memory")
+    parser.value("--max-num-seqs", type=whole, help="requests that run together")
+    parser.value("--threads", "-t", type=whole, help="threads; all cores if absent, 0 or -1")
+    parser.value("--gpu-memory-utilization", type=decimal, help="fraction of free memory")
     parser.value("--kv-cache-memory-bytes", type=count, help="memory of KV itself")
     parser.value("--tokenizer", metavar="MODEL", help="another file to take the tokenizer from")
     parser.value("--chat-template", metavar="FILE", help="jinja2, in place of the model's own")

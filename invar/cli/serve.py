@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from typing import TYPE_CHECKING
 
 from invar.cli.engine_options import engine_config, load, or_default
-from invar.cli.parser import CommandParser, add_engine_options
+from invar.cli.parser import CommandParser, add_engine_options, port_number, whole
 from invar.observe.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -17,23 +18,26 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "Serves a model over HTTP with OpenAI's API. The flags of vLLM and SGLang work too."
 
+# What a browser sends as Origin: a scheme, a host and perhaps a port, and no path.
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
+
 
 def parser() -> CommandParser:
     parser = CommandParser("serve", DESCRIPTION)
     parser.model()
     parser.value("--host", default="127.0.0.1", help="0.0.0.0 listens to others too")
-    parser.value("--port", type=int, default=8000, help="0 takes a free one")
+    parser.value("--port", type=port_number, default=8000, help="0 takes a free one")
     parser.value(
         "--served-model-name", action="append", metavar="NAME", help="in the API; repeatable"
     )
     add_engine_options(parser)
-    parser.value("--seed", type=int, help="of requests without one of their own; -1: random")
+    parser.value("--seed", type=whole, help="of requests without one of their own; -1: random")
     parser.value("--scheduling-policy", metavar="NAME", help="fcfs or priority")
-    parser.value("--max-logprobs", type=int, help="most a request may ask for")
+    parser.value("--max-logprobs", type=whole, help="most a request may ask for")
     parser.value("--api-key", action="append", metavar="KEY", help="clients send it; repeatable")
     parser.value("--allowed-origins", default="*", help="for browsers: *, or a JSON list")
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
-    parser.value("--shutdown-timeout", type=int, default=10, help="seconds for running requests")
+    parser.value("--shutdown-timeout", type=whole, default=10, help="seconds for running requests")
     parser.flag("--no-access-log", help="without one line a request")
     parser.value("--log-level", default="info", help="debug, info, warning or error")
     return parser
@@ -41,6 +45,7 @@ def parser() -> CommandParser:
 
 def execute(args: argparse.Namespace) -> int:
     set_up_logging(args.log_level)
+    allowed_origins = origins(args.allowed_origins)
     names = args.served_model_name
     config = engine_config(
         args,
@@ -63,7 +68,7 @@ def execute(args: argparse.Namespace) -> int:
     server = http_server(loaded, port, args.strict_fields, tuple(args.api_key or ()))
     announce(loaded, server.model.names, listener, needs_key=bool(args.api_key))
     run_server(
-        create_app(server, allowed_origins=origins(args.allowed_origins)),
+        create_app(server, allowed_origins=allowed_origins),
         listener,
         shutdown_timeout_s=args.shutdown_timeout,
         access_log=not args.no_access_log,
@@ -104,10 +109,15 @@ def http_server(
 
 
 def origins(given: str) -> tuple[str, ...]:
-    """vLLM writes a JSON list."""
-    if not given.startswith("["):
-        return tuple(given.split(","))
+    """vLLM writes a JSON list; names with commas between them are taken too."""
     try:
-        return tuple(map(str, json.loads(given)))
+        names = json.loads(given) if given.startswith("[") else given.split(",")
     except ValueError:
         raise ValueError(f"--allowed-origins {given[:60]}: no JSON list") from None
+    for name in names:
+        if not isinstance(name, str) or not ORIGIN.fullmatch(name):
+            raise ValueError(
+                f"--allowed-origins: {str(name)[:60]!r} is neither * nor an origin such as "
+                f"https://example.org"
+            )
+    return tuple(names)

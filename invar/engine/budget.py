@@ -80,7 +80,7 @@ def running_threads(wanted: int | None) -> int:
     if wanted is None or wanted <= cores:
         return wanted or cores
     logger.warning(
-        "num_threads: %d are more than the %d cores that this process may use; %d run, and the "
+        "%d threads are more than the %d cores that this process may use; %d run, and the "
         "answers are the same",
         wanted,
         cores,

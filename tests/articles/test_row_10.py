@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from cli.commands import invar
 
+from invar import _native
+
 from .model import model_file
 
 WORDS = ["run", "-m", model_file(), "-n", "512", "-t", "12", "-ngl", "20", "--temp", "0.7"]
@@ -14,9 +16,12 @@ def test_text_and_one_notice() -> None:
     result = invar(*WORDS, *PROMPT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
-    assert len(result.stderr.splitlines()) == 1
-    assert "-ngl" in result.stderr
-    assert "GPU" in result.stderr
+    layers, *threads = result.stderr.splitlines()
+    assert "-ngl" in layers
+    assert "GPU" in layers
+    # Fewer cores than -t names have a notice of their own.
+    assert len(threads) == (_native.cpu_info()["usable_cores"] < 12)
+    assert all("12 threads are more than" in line for line in threads)
 
 
 def test_co_is_colour() -> None:

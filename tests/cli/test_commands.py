@@ -41,6 +41,14 @@ def test_version() -> None:
     (["run", "-cbs", "256"], "nearest: -cb"),
     (["run", "-p", "x", "--seed", "many"], "--seed"),
     (["run", "-n", "5"], "stdin is empty"),
+    (["run", "-n", "abc", "-p", "x"], "--max-tokens/-n: 'abc' is not a whole number"),
+    (["run", "-p", ""], "-p: the prompt is empty"),
+    (["run", "Why is the sky blue?"], "a prompt goes after -p, in quotes: invar run -p 'Why is"),
+    (["run", "hello", "world"], "a prompt goes after -p, in quotes"),
+    (["run", "-p", "x", "--color", "maybe"], "--color maybe"),
+    (["serve", "--port", "99999"], "--port: 99999 is outside 0 … 65535"),
+    (["bench", "smollm2"], "invar bench engine smollm2"),
+    (["bench", "engine", "--runs", "0"], "--runs: 0 is less than 1"),
 ])  # fmt: skip
 def test_usage_errors_end_with_2_and_one_line(words: list[str], said: str) -> None:
     result = invar(*words)
@@ -57,11 +65,14 @@ def test_usage_errors_end_with_2_and_one_line(words: list[str], said: str) -> No
     (["run", "-p", "x", "--temp", "-1"], "temperature"),
     (["run", "-p", "x", "--chat-template", "/nowhere"], "--chat-template"),
     (["serve", "a.gguf", "-m", "b.gguf"], "two models"),
-    (["serve", "--port", "99999"], "99999"),
+    (["serve", "--allowed-origins", "foo", "--port", "0"], "--allowed-origins: 'foo'"),
+    (["run", "-f", "/nowhere.txt"], "-f /nowhere.txt: No such file"),
+    (["serve", "--task", "embed"], "--task='embed' is not supported"),
     (["serve", "--tensor-parallel-size", "2"], "found 1"),
     (["inspect", "--lengths", "many"], "--lengths"),
     (["run", "-p", "x", "-t", "-4"], "--threads: -4"),
-    (["run", "-p", "x", "-n", "0"], "max_tokens: 0"),
+    (["run", "-p", "x", "-n", "0"], "--max-tokens: 0"),
+    (["run", "-p", "x", "-n", "-5"], "--max-tokens: -5"),
     (["run", "-p", "x", "-np", "-3"], "--max-num-seqs: -3"),
     (["serve", "-np", "-3"], "--max-num-seqs: -3"),
     (["serve", "-b", "8", "-np", "16"], "max_num_batched_tokens: 8"),
@@ -71,6 +82,44 @@ def test_other_errors_end_with_1_and_no_traceback(words: list[str], said: str) -
     assert result.returncode == 1, result.stderr
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", ["--help", "help", "--version", "run --help", "help run"])
+@pytest.mark.parametrize("buffering", ["0", "1"])
+def test_output_that_cannot_be_written_is_no_traceback(words: str, buffering: str) -> None:
+    def shell(line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {' '.join(INVAR)} {words} {line}"],
+            capture_output=True,
+            text=True,
+            env={**environment(), "PYTHONUNBUFFERED": buffering.strip("0")},
+            check=False,
+            timeout=60,
+        )
+
+    full = shell(">/dev/full")
+    assert full.returncode == 1
+    assert full.stderr.splitlines()[0].endswith("No space left on device")
+    assert len(full.stderr.splitlines()) == 1
+    left = shell("| true")
+    assert (left.returncode, left.stderr) == (0, "")
+
+
+def test_help_of_a_command_and_the_module_itself() -> None:
+    assert invar("help", "run").stdout == invar("run", "--help").stdout
+    assert "smollm2, gemma3-270m" in invar("pull", "--help").stdout
+    assert "usage: invar bench engine [MODEL]" in invar("help", "bench").stdout
+    module = subprocess.run(
+        [sys.executable, "-m", "invar", "--version"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    import invar as package
+
+    assert module.stdout == f"invar {package.__version__}\n"
 
 
 @pytest.mark.parametrize(("words", "absent"), [
@@ -113,8 +162,40 @@ def test_a_prompt_can_be_piped() -> None:
     assert piped.stdout == invar("run", "-n", "8", "--temp", "0", "-p", "-", stdin="Hello").stdout
 
 
+def test_what_is_piped_follows_the_prompt() -> None:
+    words = ["run", "-n", "8", "--temp", "0", "-p"]
+    assert invar(*words, "Hello\nworld").stdout == invar(*words, "Hello", stdin="world\n").stdout
+
+
+def test_what_is_piped_must_be_utf8() -> None:
+    result = subprocess.run(
+        [*INVAR, "run"], input=b"abc\xff", capture_output=True, env=environment(), check=False
+    )
+    assert result.returncode == 1
+    assert result.stderr == b"invar: stdin is not UTF-8 (byte 3)\n"
+
+
+def test_a_pipe_that_stays_open_is_said() -> None:
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [*INVAR, "run", "-n", "2", "-p", "Hello"],
+        stdin=reading,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    os.close(reading)
+    assert process.stderr is not None
+    assert "waiting for stdin to end" in process.stderr.readline()
+    os.close(writing)
+    output, _ = process.communicate(timeout=60)
+    assert output.strip()
+    assert process.returncode == 0
+
+
 def test_the_reader_may_leave() -> None:
-    command = f"{' '.join(INVAR)} run -n 200 -p Hello --ignore-eos | head -c 5"
+    command = f"{' '.join(INVAR)} run -n 200 -p Hello --ignore-eos </dev/null | head -c 5"
     result = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {command}"],
         capture_output=True,
@@ -130,6 +211,7 @@ def test_the_reader_may_leave() -> None:
 def test_ctrl_c_stops_one_answer() -> None:
     process = subprocess.Popen(
         [*INVAR, "run", "-p", "Count to a million", "--ignore-eos"],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),

@@ -9,6 +9,7 @@ import pytest
 from invar.cli import run, serve
 from invar.cli.compat import PEERS, Takes
 from invar.cli.compat_page import page
+from invar.cli.engine_options import engine_config, or_default
 from invar.cli.parser import count
 from invar.cli.rewrite import CommandLineError, Rewritten, rewrite, rules_of
 from invar.config import ABSENT, INERT, EngineConfig
@@ -31,6 +32,10 @@ def typed(command: str, *words: str) -> Rewritten:
     ("serve", ["-hf", "org/m"], ["--model=hf:org/m"]),
     ("serve", ["--mem-fraction-static", "0.8"], ["--gpu-memory-utilization=0.8"]),
     ("serve", ["--tp", "2"], ["--engine-option=tensor_parallel_size=2"]),
+    ("serve", ["-O3"], ["--engine-option=optimization_level=3"]),
+    ("serve", ["--no-enable-dbo"], ["--engine-option=enable_dbo=false"]),
+    ("run", ["--color", "./on"], ["--color=on", "./on"]),
+    ("run", ["--color", "smollm2"], ["--color=on", "smollm2"]),
     ("serve", ["--quantization", "awq"], ['--engine-option=quantization="awq"']),
     ("serve", ["--enable-prefix-caching"], ["--engine-option=enable_prefix_caching=true"]),
     ("serve", ["--no-enable-prefix-caching"], ["--engine-option=enable_prefix_caching=false"]),
@@ -79,6 +84,7 @@ def test_values_that_ask_for_nothing_are_silent() -> None:
     ("serve", ["--parallel"], "a value must follow"),
     ("run", ["-p"], "a value must follow"),
     ("run", ["--raw=yes"], "takes no value"),
+    ("run", ["--color", "maybe"], "--color maybe: not one of auto, on, off"),
 ])  # fmt: skip
 def test_errors_name_what_is_near(command: str, words: list[str], hint: str) -> None:
     with pytest.raises(CommandLineError, match=hint) as error:
@@ -115,8 +121,6 @@ def test_every_rule_leads_somewhere(command: str) -> None:
 
 
 def test_engine_options_arrive_with_their_type() -> None:
-    from invar.cli.engine_options import engine_config
-
     words = ["-m", "x.gguf", "--swap-space", "4", "--dtype", "bfloat16", "--max-num-seqs", "7"]
     rewritten = typed("serve", *words)
     config = engine_config(PARSERS["serve"].parse_args(rewritten.argv), max_num_seqs=7)
@@ -141,8 +145,6 @@ def test_counts_that_are_none(text: str) -> None:
     "--threads", "--max-model-len", "--max-num-batched-tokens",
 ])  # fmt: skip
 def test_negative_numbers_are_errors_unless_llama_cpp_documents_them(option: str) -> None:
-    from invar.cli.engine_options import engine_config
-
     for mark in ("0", "-1"):
         parsed = PARSERS["serve"].parse_args([f"{option}={mark}"])
         assert engine_config(parsed) == EngineConfig()
@@ -151,17 +153,42 @@ def test_negative_numbers_are_errors_unless_llama_cpp_documents_them(option: str
 
 
 def test_the_longest_answer_has_one_mark_of_its_own() -> None:
-    from invar.cli.engine_options import or_default
-
     assert or_default("--max-tokens", -1, marks=(-1,)) is None
-    assert or_default("--max-tokens", 0, marks=(-1,)) == 0  # SamplingParams refuses it
     with pytest.raises(ValueError, match="-2 is negative"):
         or_default("--max-tokens", -2, marks=(-1,))
 
 
-def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
-    from invar.cli.engine_options import engine_config
+@pytest.mark.parametrize(("words", "said"), [
+    (["--dtype", "float16"], "--dtype float16 has nothing to do here: number formats"),
+    (["--trust-remote-code"], "--trust-remote-code has nothing to do here: no code"),
+    (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill has nothing to do here: long"),
+    (["--max-lora-rank", "8"], "--max-lora-rank 8 has nothing to do here: adapters"),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["run", "serve"])
+def test_notices_of_engine_options_are_as_those_of_other_flags(
+    command: str,
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    args = PARSERS[command].parse_args(typed(command, *words).argv)
+    args.typed = typed(command, *words).typed
+    engine_config(args)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"invar: {said}")
+    assert not caplog.records
 
+
+def test_errors_of_engine_options_name_the_flag() -> None:
+    rewritten = typed("serve", "--device", "cuda")
+    args = PARSERS["serve"].parse_args(rewritten.argv)
+    args.typed = rewritten.typed
+    with pytest.raises(ValueError, match=r"^--device='cuda' is not supported: .*: cpu$"):
+        engine_config(args)
+
+
+def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
     rewritten = typed("serve", "m", "--tensor-parallel-size", "2")
     with pytest.raises(ValueError, match="found 1"):
         engine_config(PARSERS["serve"].parse_args(rewritten.argv))

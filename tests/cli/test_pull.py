@@ -42,6 +42,14 @@ def test_a_bar_on_a_terminal(
     assert "100/100 bytes" in err
 
 
+def test_several_models_are_pulled(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sources, "pull", lambda model, progress: Path(f"/cache/{model}.gguf"))
+    assert main(["pull", "a", "b"]) == 0
+    assert capsys.readouterr().out == "/cache/a.gguf\n/cache/b.gguf\n"
+
+
 def test_what_cannot_be_pulled_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "smolm2"]) == 1
     err = capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_no_more_threads_run_than_there_are_cores(
     assert not caplog.records
     assert budget.running_threads(12) == 2
     (record,) = caplog.records
-    assert "12 are more than the 2 cores" in record.getMessage()
+    assert "12 threads are more than the 2 cores" in record.getMessage()
 
 
 @pytest.mark.parametrize("chunk", [1, 33, 512])
