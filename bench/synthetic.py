@@ -109,7 +109,9 @@ def byte_tokens() -> list[str]:
 
 
 def metadata(shape: Shape, name: str) -> dict[str, object]:
-    tokens = byte_tokens() + [f"<filler{i}>" for i in range(shape.vocab - 258)]
+    merged = ["th", "he"]
+    filler = shape.vocab - 256 - len(merged) - 2
+    tokens = byte_tokens() + merged + [f"<filler{i}>" for i in range(filler)]
     tokens += ["<|begin_of_text|>", "<|eot_id|>"]
     types = [1] * (shape.vocab - 2) + [3, 3]
     return {
