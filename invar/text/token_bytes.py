@@ -47,10 +47,6 @@ class TokenBytes:
             known = self._table[token_id] = self._convert(token_id)
         return known
 
-    def all(self) -> list[bytes]:
-        """The whole table, `[vocab_size]`."""
-        return [self[token_id] for token_id in range(len(self._tokens))]
-
     def _convert(self, token_id: int) -> bytes:
         text, kind = self._tokens[token_id], int(self._types[token_id])
         if kind in _SILENT:

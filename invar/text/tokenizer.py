@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -79,15 +79,6 @@ class Tokenizer:
             ids.extend(self._closing_ids())
         return np.array(ids, dtype=np.int32)
 
-    def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
-    ) -> list[TokenIds]:
-        """`encode` for each text, in order."""
-        return [
-            self.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
-            for text in texts
-        ]
-
     def encode_shielded(self, text: str, shield: str) -> TokenIds:
         """Encode a text in which `shield` characters keep spellings from being special tokens.
 
@@ -105,10 +96,6 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text; empty for control tokens."""
         return self._bytes[self._checked_id(token_id)]
-
-    def token_bytes_table(self) -> list[bytes]:
-        """`token_bytes` of every id, `[vocab_size]`."""
-        return self._bytes.all()
 
     def token_text(self, token_id: int) -> str:
         """The token as readable text: a control token's spelling, else its decoded bytes."""

@@ -24,7 +24,7 @@ from law1.workload import (
     alone,
     as_bits,
     engine_of,
-    path_of,
+    long_requests,
     requests_of,
 )
 
@@ -33,10 +33,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module", params=[*TINY_MODELS, *REAL_MODELS])
 def model(request: pytest.FixtureRequest) -> str:
-    name = str(request.param)
-    if path_of(name) is None:
-        pytest.skip(f"{name} is not in the cache; `invar pull {name}` brings it")
-    return name
+    return str(request.param)
 
 
 @cache
@@ -104,14 +101,30 @@ def test_preempted_at_random(model: str) -> None:
     check(model, client)
 
 
-def test_preempted_for_want_of_memory() -> None:
-    """SmolLM2 in pages for one long request and a half."""
-    slabs = 3
-    client = Client(engine_of("smollm2", Setting(slabs=slabs)))
-    client.add(*requests_of("smollm2"))
+@pytest.mark.parametrize(("model", "slabs"), [("smollm2", 3), ("gemma3-270m", 2)])
+def test_preempted_for_want_of_memory(model: str, slabs: int) -> None:
+    """Pages for one long request and a half."""
+    client = Client(engine_of(model, Setting(slabs=slabs)))
+    client.add(*requests_of(model))
     client.drain()
     assert client.engine.stats().preemptions > 0
-    check("smollm2", client)
+    check(model, client)
+
+
+@pytest.mark.parametrize("tiny", TINY_MODELS)
+def test_beyond_a_split_of_attention(tiny: str) -> None:
+    """Splits end at token 1,024, whoever computes them and in however many chunks."""
+    requests = long_requests(tiny)
+    whole = alone(tiny, requests, Setting(chunk=1200, length=1200))
+    assert all(len(whole[one.id].token_ids) == one.max_tokens for one in requests)
+    for chunk, threads in ((1200, 1), (1024, 1), (1000, 2), (37, 1)):
+        client = Client(engine_of(tiny, Setting(chunk=chunk, threads=threads, length=1200)))
+        client.add(*requests, *requests_of(tiny))
+        client.drain()
+        assert not client.errors, client.errors
+        expected_bits = as_bits(whole | expected(tiny))
+        assert as_bits(client.answers) == expected_bits, (chunk, threads)
+        client.engine.close()
 
 
 def test_aborted_strangers_leave_no_trace(model: str) -> None:

