@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -44,6 +46,24 @@ def test_b50_a_request_that_fills_the_pool_alone_ends() -> None:
     assert len(answers["full"].token_ids) == 125
     assert answers["full"].finish_reason == "length"
     assert answers == {one.id: lone_answer(info, Rules(), one) for one in [full, *beside]}
+
+
+def test_b51_two_resumed_conversations_of_more_than_half_the_pool_both_end() -> None:
+    info = runner_info(slabs=8, max_tokens_per_step=48)  # 256 tokens
+    whole = [request(name, 100, 60) for name in ("a", "b")]
+    expected = {one.id: lone_answer(info, Rules(), one) for one in whole}
+    resumed = [
+        replace(one, output_token_ids=np.array(expected[one.id].token_ids[:50], np.int32))
+        for one in whole
+    ]
+    client = Client(make_engine(info))
+    client.add(*resumed)
+    silent = 0
+    while client.engine.has_unfinished:
+        silent = 0 if client.step() else silent + 1
+        assert silent <= 4  # chunks of 150 tokens
+    for one in whole:
+        assert client.answers[one.id].token_ids == expected[one.id].token_ids[50:]
 
 
 def test_the_youngest_gives_way() -> None:
@@ -219,7 +239,7 @@ def test_random_programs_answer_as_alone(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(info=INFOS, lengths=st.lists(st.integers(1, 150), min_size=1, max_size=8))
-def test_while_anything_waits_every_step_runs_something_and_soon_one_gets_a_token(
+def test_b51_while_anything_waits_every_step_runs_something_and_soon_one_gets_a_token(
     info: RunnerInfo, lengths: list[int]
 ) -> None:
     client = Client(make_engine(info))

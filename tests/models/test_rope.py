@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from golden.tiny_models import HERE
+from golden.tiny_models import HERE, model_path
 from models.memory_source import MemorySource
 
 from invar.graph.graph import RopeStyle
 from invar.models.metadata import ArchitectureKeys, ConfigError
+from invar.models.registry import build
 from invar.models.rope import FACTORS_TENSOR, Frequencies, rope_from_gguf, scaled_frequencies
 
 BASE, DIM = 500000.0, 64
@@ -47,7 +48,7 @@ def difference(kind: str, frequencies: Frequencies, tables: Mapping[str, Any]) -
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
-def test_tables_equal_the_reference(kind: str, tables: Mapping[str, Any]) -> None:
+def test_b57_tables_equal_the_reference(kind: str, tables: Mapping[str, Any]) -> None:
     assert tables["positions"].tolist() == [0, 1000, 9000, 100000]
     frequencies = scaled_frequencies(BASE, DIM, SCALINGS[kind])
     assert difference(kind, frequencies, tables) < TABLE_TOLERANCE
@@ -70,7 +71,7 @@ def frequencies_of(source: MemorySource) -> Frequencies:
     return rope_from_gguf(source, keys, DIM, RopeStyle.INTERLEAVED).inv_freq
 
 
-def test_gguf_without_scaling(tables: Mapping[str, Any]) -> None:
+def test_b57_gguf_without_scaling(tables: Mapping[str, Any]) -> None:
     for source in (gguf_source(), gguf_source(rope__scaling__type="none")):
         assert difference("default", frequencies_of(source), tables) < TABLE_TOLERANCE
 
@@ -83,12 +84,12 @@ def test_gguf_without_scaling(tables: Mapping[str, Any]) -> None:
         {"rope__scale_linear": 8.0},
     ],
 )
-def test_gguf_with_a_linear_factor(metadata: dict[str, Any], tables: Mapping[str, Any]) -> None:
+def test_b57_gguf_with_a_linear_factor(metadata: dict[str, Any], tables: Mapping[str, Any]) -> None:
     frequencies = frequencies_of(gguf_source(**metadata))
     assert difference("linear", frequencies, tables) < TABLE_TOLERANCE
 
 
-def test_gguf_with_the_factor_tensor(tables: Mapping[str, Any]) -> None:
+def test_b57_gguf_with_the_factor_tensor(tables: Mapping[str, Any]) -> None:
     source = gguf_source()
     source.put(FACTORS_TENSOR, tables["llama3_factors"])
     frequencies = frequencies_of(source)
@@ -106,15 +107,15 @@ def test_a_factor_tensor_of_another_length_is_refused(tables: Mapping[str, Any])
         frequencies_of(source)
 
 
-@pytest.mark.parametrize("kind", ["yarn", "longrope", "Linear", "su"])
-def test_an_unknown_kind_is_refused(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["dynamic", "yarn", "longrope", "Linear", "su"])
+def test_b57_an_unknown_kind_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=kind):
         scaled_frequencies(BASE, DIM, {"rope_type": kind, "factor": 2.0})
     with pytest.raises(ConfigError, match=kind):
         frequencies_of(gguf_source(rope__scaling__type=kind))
 
 
-def test_both_spellings_of_the_kind() -> None:
+def test_b58_both_spellings_of_the_kind() -> None:
     expected = scaled_frequencies(BASE, DIM, {"rope_type": "linear", "factor": 4.0})
     assert scaled_frequencies(BASE, DIM, {"type": "linear", "factor": 4.0}) == expected
     both = {"type": "linear", "rope_type": "linear", "factor": 4.0}
@@ -123,6 +124,25 @@ def test_both_spellings_of_the_kind() -> None:
         scaled_frequencies(BASE, DIM, both | {"rope_type": "llama3"})
     with pytest.raises(ConfigError, match="found none"):
         scaled_frequencies(BASE, DIM, {"factor": 4.0})
+
+
+@pytest.mark.parametrize("alias", ["yarn", "deepseek_yarn"])
+@pytest.mark.parametrize("keys", [("type",), ("rope_type",), ("type", "rope_type")])
+def test_b58_yarn_is_refused_under_every_spelling(keys: tuple[str, ...], alias: str) -> None:
+    """With it, no maximum length is derived from a factor: there is none to apply twice."""
+    scaling = dict.fromkeys(keys, alias) | {"original_max_position_embeddings": 4096}
+    for factor in ({}, {"factor": 4.0}):
+        with pytest.raises(ConfigError, match=f"rope type '{alias}' is not known"):
+            scaled_frequencies(BASE, DIM, scaling | factor)
+
+
+@pytest.mark.parametrize("factor", [{}, {"rope__scaling__factor": 4.0}])
+def test_b58_positions_end_at_the_context_length_of_the_file(factor: dict[str, Any]) -> None:
+    """GGUF's context_length is the scaled one; a linear factor does not lengthen it again."""
+    source = MemorySource.read(model_path("llama_gqa"))
+    source.metadata |= {f"llama.{key.replace('__', '.')}": value for key, value in factor.items()}
+    source.metadata["llama.rope.scaling.original_context_length"] = 512
+    assert build(source).max_positions == source.metadata["llama.context_length"] == 2048
 
 
 def test_missing_parameters_are_named() -> None:
