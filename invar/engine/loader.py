@@ -64,8 +64,12 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         refuse_tokens_without_rows(graph, vocab_size)
         sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
         runner = CpuRunner(graph, source, **asdict(sizes))
-        tokenizer, chat_template = text.result()
-    refuse_more_logprobs(config, runner.info)
+        try:
+            refuse_more_logprobs(config, runner.info)
+            tokenizer, chat_template = text.result()
+        except BaseException:
+            runner.close()
+            raise
     engine = Engine(runner, policy=config.scheduling_policy)
     door = Door(
         vocab_size=runner.info.vocab_size,
