@@ -96,7 +96,8 @@ def curl(url: str, chats: bool, needs_key: bool) -> str:
     """A request that works as it stands; a key is left to be filled in, as logs are kept."""
     if chats:
         path = "/v1/chat/completions"
-        body = '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'
+        message = '{"role": "user", "content": "Why is the sky blue?"}'
+        body = f'{{"messages": [{message}], "max_tokens": 100}}'
     else:
         path, body = "/v1/completions", '{"prompt": "The sky is", "max_tokens": 50}'
     lines = [f"curl {url}{path}", "-H 'Content-Type: application/json'"]

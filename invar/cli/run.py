@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import sys
-from typing import BinaryIO
+from typing import TextIO
 
 from invar.cli.engine_options import chosen_model, engine_config, load, or_default, say
 from invar.cli.parser import CommandParser, add_engine_options, decimal, whole
@@ -15,13 +16,12 @@ from invar.observe.logs import set_up_logging
 
 DESCRIPTION = """\
 Answers a prompt in the terminal, or chats if there is none (/bye or Ctrl-D ends). What is piped in
-is the prompt, or follows it after a line break. Ctrl-C stops the answer. llama.cpp's spellings work
-too."""
+is the prompt; beside -p it is read where -f - asks for it. Ctrl-C stops the answer. llama.cpp's
+spellings work too."""
 
 # llama.cpp's defaults of the sampler, which suit small models.
 TEMPERATURE, TOP_K, TOP_P, MIN_P = 0.8, 40, 0.95, 0.05
 
-WAIT_S = 2.0  # before it is said that stdin is read: most of what is piped in is there by then
 PROMPT_HINT = "; a prompt goes after -p, in quotes"
 
 
@@ -104,24 +104,40 @@ def refuse_text_as_model(model: str | None) -> None:
 
 
 def given_prompt(prompt: str | None, file: str | None) -> str | None:
-    """What was typed, then what a file has, then what is piped in; None if a person is to talk to.
+    """What was typed, then what a file has; stdin where `-` or nothing else was given.
 
-    Raises CommandLineError if there is nothing in them.
+    None if a person is to talk to. With a prompt at hand stdin is left alone: it may be a script's
+    own, or a pipe that nobody ends. Raises CommandLineError if there is nothing to answer.
     """
+    is_person = sys.stdin is not None and sys.stdin.isatty()
     parts = []
     if prompt is not None and prompt != "-":
         parts.append(typed_text(prompt))
     if file is not None and file != "-":
         parts.append(file_text(file))
-    is_person = sys.stdin is not None and sys.stdin.isatty()
-    if sys.stdin is not None and ("-" in (prompt, file) or not is_person):
-        parts.append(piped_text(sys.stdin.buffer))
+    if "-" in (prompt, file) or not (parts or is_person or sys.stdin is None):
+        parts.append(decoded(sys.stdin.buffer.read(), "stdin").strip("\n"))
     elif is_person and not parts:
         return None
+    elif waits_in_pipe(sys.stdin):
+        say("invar: what is piped in is not read beside a prompt; -f - adds it")
     text = "\n".join(part for part in parts if part)
     if not text:
         raise CommandLineError(nothing_to_answer(prompt, file))
     return text
+
+
+def waits_in_pipe(stdin: TextIO | None) -> bool:
+    """Whether somebody has written to a pipe that is our stdin."""
+    import select
+    import stat
+
+    if stdin is None or not stat.S_ISFIFO(os.fstat(stdin.fileno()).st_mode):
+        return False
+    # Readable is a pipe at its end, too; only what can be looked at was written.
+    pipe = stdin.buffer
+    assert isinstance(pipe, io.BufferedReader)
+    return bool(select.select([pipe], [], [], 0)[0]) and bool(pipe.peek(1))
 
 
 def nothing_to_answer(prompt: str | None, file: str | None) -> str:
@@ -146,15 +162,6 @@ def file_text(file: str) -> str:
             return decoded(source.read(), f"-f {file}")
     except OSError as error:
         raise ValueError(f"-f {file}: {error.strerror}") from None
-
-
-def piped_text(stdin: BinaryIO) -> str:
-    """All of stdin. Says that it waits if nothing comes: a caller may have left a pipe open."""
-    import select
-
-    if not select.select([stdin], [], [], WAIT_S)[0]:
-        say("invar: waiting for stdin to end (</dev/null leaves it out)")
-    return decoded(stdin.read(), "stdin").strip("\n")
 
 
 def decoded(raw: bytes, source: str) -> str:

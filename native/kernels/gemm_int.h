@@ -169,6 +169,16 @@ INVAR_INLINE void fold(float* out, VI sum, VF d, VF da) {
   store(out, fma(to_float(sum), d * da, load(out)));
 }
 
+// A tile of few rows streams its panel from DRAM faster than the hardware prefetcher asks for it.
+// One to two KiB ahead took one core from 15 to 20 GB/s (Zen 3; 4 KiB and more was erratic). What
+// lies past the panel is the next one, or nothing: a prefetch does not fault.
+constexpr int kAheadBytes = 2048;
+
+template <int bytes>
+INVAR_INLINE void prefetch_ahead(const uint8_t* p) {
+  INVAR_UNROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + kAheadBytes + i, 0, 2);
+}
+
 // ---------------------------------------------------------------- tiles
 
 // The 32-block formats with narrow codes: `blocks` records from `record`.
@@ -179,6 +189,9 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
   using Record = typename F::Record;
   const Rows<R> rows(act, act_stride);
   for (int b = 0; b < blocks; b++) {
+    if constexpr (!widened) {
+      if (vector == 0) prefetch_ahead<Record::bytes>(record);
+    }
     VI sums[R][C];
     group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
     INVAR_UNROLL for (int c = 0; c < C; c++) {
@@ -206,6 +219,7 @@ INVAR_NOINLINE void tile_q8_0(const uint8_t* record, int blocks, int vector, con
   using Record = RecordQ8_0;
   const Rows<R> rows(act, act_stride);
   for (int b = 0; b < blocks; b++) {
+    if (R == 1 && vector == 0) prefetch_ahead<Record::bytes>(record);
     VI sums[R][C];
     INVAR_UNROLL for (int r = 0; r < R; r++) {
       VI start = wide_start(set1_pair(rows.p[r] + at.starts));
@@ -244,6 +258,9 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
   }
   const int8_t* scales = (const int8_t*)record + Record::scales + vector * W;
   for (int g = 0; g < kSlabK / F::kGroup; g++) {
+    if constexpr (!widened) {
+      if (vector == 0) prefetch_ahead<F::kGroupBytes>(codes);
+    }
     VI sums[R][C];
     group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
     INVAR_UNROLL for (int c = 0; c < C; c++) {
