@@ -115,7 +115,6 @@ struct AttentionItem {
   int32_t head_dim;        // a multiple of 16, at most 256
   int64_t first_position;  // of the first query token; token t sees keys [0, first_position + t]
   int64_t window;          // > 0: only the last `window` keys, itself included; 0: all
-  int64_t kv_len;          // tokens written in the cache (>= first_position + tokens)
   float scale;             // of the logits, before soft_cap
   float soft_cap;          // 0: none
   PageMap pages;
@@ -129,8 +128,8 @@ struct AttentionKernels {
   void (*store)(const float* k, const float* v, int32_t head_dim, int32_t slot, uint8_t* page);
   // q is scaled by scale * log2(e) (no soft cap) and rounded to bf16; logits fp32; probabilities
   // 2^(s - m) rounded to bf16 for PV; l sums the fp32 probabilities. Splits start from identity
-  // and merge in ascending order, wholly masked tiles leave (m, l, o) untouched, V past kv_len is
-  // selected to zero.
+  // and merge in ascending order; a masked token enters no arithmetic, so that wholly masked tiles
+  // leave (m, l, o) untouched and what lies past the tokens written is never looked at.
   void (*run)(const AttentionItem&);
   int64_t (*workspace_bytes)(int32_t max_tokens, int32_t group, int32_t head_dim);
 };

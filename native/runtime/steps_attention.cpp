@@ -34,7 +34,6 @@ void AttentionStep::run_chunk(const Execution& e, const Worker& w, int64_t chunk
   item.head_dim = head_dim;
   item.first_position = e.token_position[row];
   item.window = cache.window;
-  item.kv_len = e.batch->kv_len[sequence];
   item.scale = scale;
   item.soft_cap = soft_cap;
   item.pages = cache.pages;

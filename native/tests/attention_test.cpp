@@ -81,7 +81,7 @@ class Sequence {
   }
 
   // Tokens [from, to) in one item; `out` is [to - from][group][head_dim].
-  void run(int64_t from, int64_t to, int64_t kv_len, float* out) {
+  void run(int64_t from, int64_t to, float* out) {
     const int64_t width = int64_t(shape_.group) * shape_.head_dim;
     AttentionItem item{};
     item.q = &q_[from * width];
@@ -93,7 +93,6 @@ class Sequence {
     item.head_dim = shape_.head_dim;
     item.first_position = from;
     item.window = shape_.window;
-    item.kv_len = kv_len;
     item.scale = scale();
     item.soft_cap = shape_.soft_cap;
     item.pages = map_;
@@ -198,7 +197,7 @@ std::vector<float> decode_all(const Isa& isa, const Shape& shape, int64_t length
   for (int64_t t = 0; t < length; t++) {
     s.store(t, t + 1);
     if (shape.window > 0) s.free_below(t - shape.window + 1);
-    s.run(t, t + 1, t + 1, &out[t * s.width()]);
+    s.run(t, t + 1, &out[t * s.width()]);
   }
   return out;
 }
@@ -211,14 +210,14 @@ void check_chunks(const Isa& isa, const Shape& shape, const std::vector<float>& 
     const int64_t end = std::min(length, t + chunk);
     s.store(t, end);
     if (shape.window > 0) s.free_below(t - shape.window + 1);
-    s.run(t, end, end, out.data() + t * s.width());
+    s.run(t, end, out.data() + t * s.width());
   }
   check(same_bits(out.data(), want.data(), want.size()),
         what + ": chunks of " + std::to_string(chunk) + " differ from decode");
   check(out.intact(), what + ": wrote outside the output");
 }
 
-// Everything is in the cache already (a prefix hit): items see kv_len far beyond themselves.
+// Everything is in the cache already (a prefix hit): pages hold tokens far beyond the items.
 void check_written_ahead(const Isa& isa, const Shape& shape, const std::vector<float>& want,
                          int64_t length, uint32_t seed, const std::string& what) {
   Sequence s(isa, shape, length, seed);
@@ -226,7 +225,7 @@ void check_written_ahead(const Isa& isa, const Shape& shape, const std::vector<f
   std::vector<float> out(want.size(), kNaN);
   for (int64_t t = 0, size = 1; t < length; t += size, size = size % 32 + 3) {
     const int64_t end = std::min(length, t + size);
-    s.run(t, end, length, &out[t * s.width()]);
+    s.run(t, end, &out[t * s.width()]);
   }
   check(same_bits(out.data(), want.data(), want.size()), what + ": written ahead");
 }
@@ -268,16 +267,16 @@ void long_context(const std::vector<Isa>& isas) {
       s.store(0, length);
       std::vector<float> whole(length * s.width(), kNaN), one(s.width(), kNaN);
       for (int64_t t = 0; t < length; t += 32)
-        s.run(t, std::min(length, t + 32), length, &whole[t * s.width()]);
+        s.run(t, std::min(length, t + 32), &whole[t * s.width()]);
       if (first.empty()) first = whole;
       check(same_bits(whole.data(), first.data(), whole.size()), what + ": bits differ");
       for (int64_t t : {0, 63, 64, 1023, 1024, 1025, 1087, 1088, 2047, 2048, 2049, 2299}) {
-        s.run(t, t + 1, t + 1, one.data());
+        s.run(t, t + 1, one.data());
         check(same_bits(one.data(), &whole[t * s.width()], one.size()),
               what + ": alone differs at " + std::to_string(t));
       }
       std::vector<float> straddle(40 * s.width(), kNaN);
-      s.run(1001, 1041, 1041, straddle.data());
+      s.run(1001, 1041, straddle.data());
       check(same_bits(straddle.data(), &whole[1001 * s.width()], straddle.size()),
             what + ": an item over a split border differs");
       if (isa.attention == isas.back().attention)
@@ -298,7 +297,7 @@ void others_are_infinite(const std::vector<Isa>& isas) {
         s.store_infinite(end, length);
         std::vector<float> out(want.size(), kNaN);
         for (int64_t t = 70; t < length; t += 40)  // the item that holds `end` sees both
-          s.run(t, std::min(length, t + 40), length, &out[t * s.width()]);
+          s.run(t, std::min(length, t + 40), &out[t * s.width()]);
         check(same_bits(&out[70 * s.width()], &want[70 * s.width()], (end - 70) * s.width()),
               std::string(isa.name) + " infinite later tokens leak, " + shape.name());
       }
@@ -319,8 +318,8 @@ void overflowed_rows(const std::vector<Isa>& isas) {
     }
     const int64_t width = plain.width();
     std::vector<float> a(length * width, kNaN), b(a);
-    plain.run(0, length, length, a.data());
-    odd.run(0, length, length, b.data());
+    plain.run(0, length, a.data());
+    odd.run(0, length, b.data());
     for (int64_t t = 0; t < length; t++) {
       check(same_bits(&a[t * width + 32], &b[t * width + 32], 64),
             std::string(isa.name) + " an overflowed row changes its neighbours");

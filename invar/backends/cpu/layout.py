@@ -20,7 +20,7 @@ def round_up(size: int, unit: int = LINE) -> int:
 class Buffer:
     """Rows of one value, of floats (``act_format`` None) or of activation codes.
 
-    Alive in phases ``first … last``, both included: threads are at most one barrier apart, so that
+    Alive in phases ``first … last``, both included: threads work on one phase at a time, so that
     what is read and what is written in the same phase must not share memory.
     """
 

@@ -1,8 +1,8 @@
 """From a graph to the calls that build its native plan.
 
-A plan is a list of *phases*: all threads run one, then meet at a barrier. Row operations that
-follow each other share a phase, whatever they are (norm, quantise, add, …): a thread runs all of
-them on its rows. Activation codes of a value are made once per format, when the first linear asks
+A plan is a list of *phases*: the next one starts when all items of this one are done. Row
+operations that follow each other share a phase, whatever they are (norm, quantise, add, …): a
+thread runs all of them on its rows. Activation codes of a value are made once per format, when the first linear asks
 for them, or at once by the operation that makes the value if nobody wants it in fp32.
 """
 
