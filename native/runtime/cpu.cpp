@@ -31,6 +31,9 @@ bool has_avx2() {
 }
 
 bool has_avx512() {
+#if defined(INVAR_EMULATED)  // INVAR_EMULATE_AVX512: the kernels need no such CPU
+  return has_avx2();
+#endif
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
