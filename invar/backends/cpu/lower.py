@@ -2,8 +2,9 @@
 
 A plan is a list of *phases*: the next one starts when all items of this one are done. Row
 operations that follow each other share a phase, whatever they are (norm, quantise, add, …): a
-thread runs all of them on its rows. Activation codes of a value are made once per format, when the first linear asks
-for them, or at once by the operation that makes the value if nobody wants it in fp32.
+thread runs all of them on its rows. Activation codes of a value are made once per format, when the
+first linear asks for them, or at once by the operation that makes the value if nobody wants it in
+fp32.
 """
 
 from __future__ import annotations
