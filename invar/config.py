@@ -81,7 +81,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None
-    enforce_eager: bool = False
+    enforce_eager: bool = False  # operation by operation, with checks for NaN; the same answers
     swap_space: float | None = None
 
     @classmethod

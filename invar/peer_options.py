@@ -20,7 +20,6 @@ INERT_FIELDS: Reasons = {
         "long prompts always go in chunks; answers do not depend on it",
     ),
     "enable_prefix_caching": ((None, False), "prefixes are not kept yet"),
-    "enforce_eager": ((False,), "nothing is captured or compiled"),
     "kv_cache_dtype": (("auto", "bfloat16"), "KV stays bfloat16"),
     "swap_space": ((None, 0), "preempted requests are recomputed, not swapped"),
 }

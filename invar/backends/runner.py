@@ -6,7 +6,8 @@ the caller and must stay unchanged until the result is taken.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -84,6 +85,8 @@ class StepResult:
     finite: np.ndarray  # bool [rows]; False: NaN in the logits or nothing allowed
     top_ids: np.ndarray  # int32 [rows, max top_logprobs of the batch]
     top_logprobs: np.ndarray  # float32, same shape
+    # sequence of the batch → where its first NaN came from; an eager plan alone knows
+    faults: Mapping[int, str] = field(default_factory=dict)
 
 
 class Ticket(Protocol):
@@ -115,6 +118,7 @@ class RunnerInfo:
     max_top_logprobs: int  # that a row can report
     fingerprint: str
     memory: tuple[tuple[str, int], ...]  # rows of the memory table: (what, bytes)
+    plan: str = ""  # how steps run, in one line
 
 
 class Runner(Protocol):

@@ -27,6 +27,7 @@ class RunnerSizes:
     kv_budget_bytes: int
     threads: int
     vocab_size: int
+    eager: bool
 
 
 def plan_sizes(
@@ -51,6 +52,7 @@ def plan_sizes(
         kv_budget_bytes=kv_bytes(graph, longest, sequences, chunk),
         threads=running_threads(config.num_threads),
         vocab_size=vocab_size,
+        eager=config.enforce_eager,
     )
     budget = min(sizes.kv_budget_bytes, kv_budget(config, graph, source, sizes))
     fitting = fitting_length(graph, budget, longest, chunk)

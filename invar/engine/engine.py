@@ -193,10 +193,12 @@ class Engine:
             return [self._fail(chunk.state, f"the step failed: {result}") for chunk in chunks]
         reader = StepReader(result)
         outputs = []
+        for sequence, fault in result.faults.items():
+            note_fault(chunks[sequence].state, fault)
         for chunk in chunks:
             rows = reader.take_rows(chunk.num_logit_rows)
             if not reader.finite(rows):
-                outputs.append(self._fail(chunk.state, NOT_FINITE))
+                outputs.append(self._fail(chunk.state, not_finite(chunk.state)))
             elif output := self._advance(chunk, rows, reader):
                 outputs.append(output)
         return outputs
@@ -238,6 +240,17 @@ class Engine:
     def _forget(self, state: RequestState) -> None:
         del self.states[state.request.id]
         self.scheduler.remove(state)
+
+
+def note_fault(state: RequestState, fault: str) -> None:
+    """Keeps the first one. A bad value may never reach the logits: it alone fails nobody."""
+    if state.fault is None:
+        state.fault = fault
+        logger.warning("request %s: %s", state.request.id, fault)
+
+
+def not_finite(state: RequestState) -> str:
+    return NOT_FINITE if state.fault is None else f"{NOT_FINITE}: {state.fault}"
 
 
 def output_of(state: RequestState, token_ids: list[int]) -> EngineOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import ChainMap
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
 from invar.weights.sources import resolve
+
+logger = logging.getLogger("invar")
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -70,6 +73,8 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         except BaseException:
             runner.close()
             raise
+    # Eager is slower than need be, so it is said to those too who see warnings alone.
+    logger.log(logging.WARNING if config.enforce_eager else logging.INFO, runner.info.plan)
     engine = Engine(runner, policy=config.scheduling_policy)
     door = Door(
         vocab_size=runner.info.vocab_size,

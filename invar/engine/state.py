@@ -36,6 +36,7 @@ class RequestState:
     needs_all_memory: bool = False  # was short of pages with nobody beside it
     has_reported: bool = False  # the first output has gone out
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
+    fault: str | None = None  # where its first NaN came from, if the runner can tell
     constraints: Constraints | None = None  # laid out at the first draw that needs them
 
     def __post_init__(self) -> None:

@@ -45,6 +45,21 @@ def optimise(graph: Graph) -> FusedGraph:
     return fuse(merge(FusedGraph.of(graph)))
 
 
+def separate(graph: Graph) -> FusedGraph:
+    """What must run at least: attention in two steps, everything else as the model file has it."""
+    ops: list[FusedOp] = []
+    for op in graph.ops:
+        if isinstance(op, Attention):
+            ops += [StoreKV(op.k, op.v, op.group, op.layer), paged(op)]
+        else:
+            ops.append(op)
+    return replace(FusedGraph.of(graph), ops=tuple(ops))
+
+
+def paged(op: Attention) -> PagedAttention:
+    return PagedAttention(op.out, op.q, op.group, op.layer, op.heads, op.scale, op.soft_cap)
+
+
 def merge(graph: FusedGraph) -> FusedGraph:
     """Linears that read the same value become one operation, where the first of them stood."""
     readers: dict[Value, list[Linear]] = {}
@@ -104,13 +119,12 @@ class _Rewriter:
         self.slots[self.defined_at[value]] = ops
 
     def attention(self, op: Attention) -> None:
-        paged = PagedAttention(op.out, op.q, op.group, op.layer, op.heads, op.scale, op.soft_cap)
         kv_heads = self.kv_heads[op.group]
         query = self.head(op.q, op.heads)
         key, value = (self.head(operand, kv_heads) for operand in (op.k, op.v))
         merged = self.common_producer(query, key, value)
         if query is None or key is None or value is None or merged is None:
-            self.replace(op.out, [StoreKV(op.k, op.v, op.group, op.layer), paged])
+            self.replace(op.out, [StoreKV(op.k, op.v, op.group, op.layer), paged(op)])
             return
         for chain in (query, key, value):
             for inner in chain.removed:
@@ -119,7 +133,7 @@ class _Rewriter:
             op.q, merged.x, query.head, key.head, value.head, op.heads, op.group, op.layer
         )
         self.replace(merged.outs[0], [heads])
-        self.replace(op.out, [paged])
+        self.replace(op.out, [paged(op)])
 
     def head(self, value: Value, heads: int) -> _HeadChain | None:
         """Follows linear → norm → rope backwards from an operand of attention."""

@@ -11,7 +11,7 @@
 namespace invar::bindings {
 namespace {
 
-// [(kind, calls, nanoseconds)]
+// [(kind, calls, nanoseconds)] per phase of the plan
 nb::list profile_list(const Plan& plan) {
   nb::list rows;
   for (const StepTime& time : plan.profile()) {
@@ -60,7 +60,8 @@ void bind_rows(nb::class_<PlanBuilder>& plan) {
            nb::arg("pairs"), nb::arg("heads"), nb::arg("out"))
       .def("store_kv", &PlanBuilder::store_kv, nb::arg("k"), nb::arg("v"), nb::arg("group"),
            nb::arg("layer"))
-      .def("take_rows", &PlanBuilder::take_rows, nb::arg("x"), nb::arg("out"));
+      .def("take_rows", &PlanBuilder::take_rows, nb::arg("x"), nb::arg("out"))
+      .def("check", &PlanBuilder::check, nb::arg("x"), nb::arg("number"), nb::arg("first_fault"));
 }
 
 void bind_linear(nb::module_& module, nb::class_<PlanBuilder>& plan) {

@@ -76,6 +76,7 @@ class PlanBuilder {
             int64_t out);
   void store_kv(int64_t k, int64_t v, int64_t group, int64_t layer);
   void take_rows(int64_t x, int64_t out);
+  void check(int64_t x, int32_t number, nb::object first_fault);
 
   void begin_linear();
   void part_store(const SegmentSpec& segment, int64_t n, int64_t out, nb::object bias,

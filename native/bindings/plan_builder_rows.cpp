@@ -123,4 +123,18 @@ void PlanBuilder::take_rows(int64_t x, int64_t out) {
   rows().add(std::move(op));
 }
 
+void PlanBuilder::check(int64_t x, int32_t number, nb::object first_fault) {
+  auto op = std::make_unique<CheckOp>();
+  const auto faults = view<int32_t, 1>(first_fault, "first_fault");
+  if (faults.shape[0] < plan_->limits().max_tokens) {
+    throw std::invalid_argument("plan: check: fewer places for faults than tokens in a step");
+  }
+  op->x = matrix_at(x);
+  op->in_head = plan_->in_head();
+  op->number = number;
+  op->first_fault = faults.data;
+  retained_.push_back(std::move(first_fault));
+  rows().add(std::move(op));
+}
+
 }  // namespace invar::bindings

@@ -46,6 +46,7 @@ void Plan::add(std::unique_ptr<Step> step) {
         std::string(step->kind()) + " step: needs " + std::to_string(step->scratch_bytes()) +
         " bytes of scratch per thread, planned are " + std::to_string(limits_.scratch_bytes));
   }
+  times_.push_back({step->kind()});
   (in_head_ ? head_ : body_).push_back(std::move(step));
 }
 
@@ -113,7 +114,7 @@ void Plan::run_thread(int thread) {
     worker.first_logit = phase.first_logit;
     run_item(phase, worker, item);
     if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items) {
-      if (profile_) record_time(*phase.step);
+      if (profile_) record_time(index);
       start_phase(index + 1);
     }
   }
@@ -131,18 +132,19 @@ void Plan::run_item(const Phase& phase, const Worker& worker, int64_t item) {
   }
 }
 
-void Plan::record_time(const Step& step) {
+// Among body and head, the head's steps following the body's.
+size_t Plan::step_index(uint32_t phase) const {
+  if (phase < body_.size()) return phase;
+  return body_.size() + (phase - body_.size()) % head_.size();
+}
+
+void Plan::record_time(uint32_t phase) {
   const auto now = std::chrono::steady_clock::now();
-  const int64_t ns =
+  StepTime& time = times_[step_index(phase)];
+  ++time.calls;
+  time.nanoseconds +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(now - phase_start_).count();
   phase_start_ = now;
-  for (StepTime& time : times_) {
-    if (time.kind != step.kind()) continue;
-    ++time.calls;
-    time.nanoseconds += ns;
-    return;
-  }
-  times_.push_back({step.kind(), 1, ns});
 }
 
 std::vector<StepTime> Plan::profile() const { return times_; }

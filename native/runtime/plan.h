@@ -7,7 +7,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 #include "runtime/batch.h"
@@ -31,9 +30,9 @@ struct PlanLimits {
 };
 
 struct StepTime {
-  std::string kind;
-  int64_t calls;
-  int64_t nanoseconds;  // from the end of the phase before to its own end
+  const char* kind;
+  int64_t calls = 0;
+  int64_t nanoseconds = 0;  // from the end of the phase before to its own end
 };
 
 class Plan {
@@ -49,6 +48,7 @@ class Plan {
   // it wants more scratch than was planned.
   void add(std::unique_ptr<Step> step);
   void begin_head() { in_head_ = true; }
+  bool in_head() const { return in_head_; }
 
   // Runs one batch on all threads, body once, head per tile of logit rows. Throws
   // std::invalid_argument for a batch that does not fit the plan (nothing has run then).
@@ -58,6 +58,7 @@ class Plan {
   void clear_pages(int64_t group, const int32_t* pages, int64_t count) const;
 
   void set_profile(bool on) { profile_ = on; }
+  // Of every step, body first, since profiling was switched on; a step without items is not called.
   std::vector<StepTime> profile() const;
 
   // Advanced per item of work. Standing still while a step runs means a hang.
@@ -84,7 +85,8 @@ class Plan {
   void start_phase(uint32_t first);
   void run_thread(int thread);
   void run_item(const Phase& phase, const Worker& worker, int64_t item);
-  void record_time(const Step& step);
+  size_t step_index(uint32_t phase) const;
+  void record_time(uint32_t phase);
 
   PlanLimits limits_;
   uint8_t* scratch_;
@@ -108,7 +110,7 @@ class Plan {
   std::mutex error_lock_;
   std::exception_ptr error_;
   std::chrono::steady_clock::time_point phase_start_;  // of the current phase, in profiles
-  std::vector<StepTime> times_;
+  std::vector<StepTime> times_;                        // per step, body first
 };
 
 }  // namespace invar

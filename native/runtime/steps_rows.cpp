@@ -1,6 +1,7 @@
 #include "runtime/steps_rows.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace invar {
@@ -76,6 +77,16 @@ void StoreKvOp::run(const Execution& e, const Worker&, int64_t row) const {
 void TakeRowOp::run(const Execution& e, const Worker& w, int64_t row) const {
   const int64_t source = e.batch->logit_rows[w.first_logit + row];
   std::memcpy(out.row(row), x.row(source), x.width * sizeof(float));
+}
+
+void CheckOp::run(const Execution& e, const Worker& w, int64_t row) const {
+  constexpr uint32_t kExponent = 0x7f800000;  // all ones: infinity or NaN
+  uint32_t bad = 0;
+  for (int64_t i = 0; i < x.width; ++i) {
+    bad |= (std::bit_cast<uint32_t>(x.row(row)[i]) & kExponent) == kExponent;
+  }
+  int32_t& fault = first_fault[in_head ? e.batch->logit_rows[w.first_logit + row] : row];
+  if (bad && fault == 0) fault = number;
 }
 
 void store_kv(const Execution& e, int64_t group, int64_t row, int64_t offset_in_page,

@@ -103,6 +103,15 @@ struct TakeRowOp : RowOp {
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 
+// Notes in `first_fault`, per token of the step, the first check that met NaN or an infinity.
+struct CheckOp : RowOp {
+  Matrix x;
+  bool in_head;          // x has the tile's logit rows, not the step's tokens
+  int32_t number;        // of this check, from 1 in the order of the plan
+  int32_t* first_fault;  // [max_tokens], 0: none
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
 // K and V of one head of token `row` into its page.
 void store_kv(const Execution& execution, int64_t group, int64_t row, int64_t offset_in_page,
               const float* k, const float* v);

@@ -12,9 +12,9 @@ from golden.tiny_models import TINY_MODELS, model_path
 
 from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, run
 from invar.backends.cpu import memory
-from invar.graph.fused import FusedGraph, PagedAttention, StoreKV
-from invar.graph.graph import Attention, Graph
-from invar.graph.passes import merge, optimise
+from invar.graph.fused import FusedGraph
+from invar.graph.graph import Attention
+from invar.graph.passes import merge, optimise, separate
 from invar.models import registry
 from invar.weights.gguf import GGUFFile
 
@@ -60,20 +60,6 @@ def test_a_value_that_two_read_is_not_swallowed() -> None:
     assert kinds(fused)["StoreKV"] == 2
 
 
-def unfused(graph: Graph) -> FusedGraph:
-    """What must run: attention in two steps, everything else as the model file wrote it."""
-    ops: list[Any] = []
-    for op in graph.ops:
-        if isinstance(op, Attention):
-            ops.append(StoreKV(op.k, op.v, op.group, op.layer))
-            ops.append(
-                PagedAttention(op.out, op.q, op.group, op.layer, op.heads, op.scale, op.soft_cap)
-            )
-        else:
-            ops.append(op)
-    return replace(FusedGraph.of(graph), ops=tuple(ops))
-
-
 @pytest.mark.parametrize("name", ["mixed", *TINY_MODELS])
 def test_fused_and_unfused_are_equal_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source: Any = llama_source(MIXED, feed_forward=4096) if name == "mixed" else None
@@ -87,5 +73,5 @@ def test_fused_and_unfused_are_equal_to_the_bit(name: str, monkeypatch: pytest.M
         return runner.logits(1).tobytes()
 
     fused = logits()
-    monkeypatch.setattr(memory, "optimise", unfused)
+    monkeypatch.setattr(memory, "optimise", separate)
     assert logits() == fused

@@ -36,7 +36,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
     ("option", "value"),
     [
         ("swap_space", 32),
-        ("enforce_eager", True),
         ("enable_chunked_prefill", False),
         ("enable_prefix_caching", True),
         ("kv_cache_dtype", "fp8"),

@@ -10,7 +10,15 @@ import numpy.typing as npt
 
 from invar import _native
 from invar.backends.cpu.layout import Buffer, SlabLayout
-from invar.backends.cpu.lowered import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
+from invar.backends.cpu.lowered import (
+    Call,
+    FirstFault,
+    HeadUse,
+    Lowered,
+    RawWeight,
+    SegmentUse,
+    Vector,
+)
 from invar.backends.cpu.packing import raw_rows, vector_values
 from invar.graph.graph import CacheGroup, WeightSource
 
@@ -45,8 +53,12 @@ def emit(
     shape: PlanShape,
     groups: tuple[CacheGroup, ...],
     slabs: SlabLayout,
+    first_fault: npt.NDArray[np.int32],
 ) -> _native.Plan:
-    """The finished plan. It keeps alive what it points to."""
+    """The finished plan. It keeps alive what it points to.
+
+    first_fault ``[max_tokens]``: where the checks of an eager plan note their number.
+    """
     plan = _native.Plan(
         isa=shape.isa,
         memory=memory.workspace,
@@ -73,7 +85,7 @@ def emit(
             window=group.window or 0,
         )
     _number_buffers(plan, lowered.buffers)
-    resolver = _Resolver(source, memory.weights)
+    resolver = _Resolver(source, memory.weights, first_fault)
     for call in lowered.calls:
         resolver.make(plan, call)
     plan.finish()
@@ -96,9 +108,15 @@ def _number_buffers(plan: _native.Plan, buffers: list[Buffer]) -> None:
 class _Resolver:
     """Turns arguments of calls into what the native side takes."""
 
-    def __init__(self, source: WeightSource, weights: _native.Memory) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        weights: _native.Memory,
+        first_fault: npt.NDArray[np.int32],
+    ) -> None:
         self.source = source
         self.weights = weights
+        self.first_fault = first_fault
         self.vectors: dict[str, npt.NDArray[np.float32]] = {}
 
     def make(self, plan: _native.Plan, call: Call) -> None:
@@ -117,6 +135,8 @@ class _Resolver:
                 return self.segment(argument)
             case HeadUse():
                 return self.head(argument)
+            case FirstFault():
+                return self.first_fault
         return argument
 
     def vector(self, use: Vector | None) -> npt.NDArray[np.float32] | None:

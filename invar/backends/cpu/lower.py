@@ -5,6 +5,10 @@ operations that follow each other share a phase, whatever they are (norm, quanti
 thread runs all of them on its rows. Activation codes of a value are made once per format, when the
 first linear asks for them, or at once by the operation that makes the value if nobody wants it in
 fp32.
+
+An *eager* plan has a phase for every operation, every value in fp32, and behind each operation a
+check of its value. Given the graph as the model file wrote it, it says which operation made a NaN
+and what each one costs; the bits are the same, since fusion changes none.
 """
 
 from __future__ import annotations
@@ -18,7 +22,15 @@ import numpy as np
 from invar import _native
 from invar.backends.cpu.formats import weight_format
 from invar.backends.cpu.layout import Buffer, WeightPart
-from invar.backends.cpu.lowered import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
+from invar.backends.cpu.lowered import (
+    Call,
+    FirstFault,
+    HeadUse,
+    Lowered,
+    RawWeight,
+    SegmentUse,
+    Vector,
+)
 from invar.graph.fused import (
     FusedGraph,
     FusedOp,
@@ -32,6 +44,7 @@ from invar.graph.fused import (
     Segment,
     StoreKV,
     inputs,
+    outputs,
 )
 from invar.graph.graph import (
     Add,
@@ -60,9 +73,11 @@ HEAD_DIM_STEP, LARGEST_HEAD_DIM = 16, 256
 """Attention works on 16 dimensions at a time and holds 256 (``head_dim`` in kernels.h)."""
 
 
-def lower(graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int) -> Lowered:
+def lower(
+    graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int, eager: bool = False
+) -> Lowered:
     """Raises ``GraphError`` for what the backend cannot run, naming it."""
-    lowering = _Lowering(graph, source, max_tokens, threads)
+    lowering = _Lowering(graph, source, max_tokens, threads, eager)
     for op in graph.ops:
         lowering.op(op)
     return lowering.finish()
@@ -70,11 +85,18 @@ def lower(graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int
 
 class _Lowering:
     def __init__(
-        self, graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int
+        self,
+        graph: FusedGraph,
+        source: WeightSource,
+        max_tokens: int,
+        threads: int,
+        eager: bool,
     ) -> None:
         self.graph = graph
         self.source = source
         self.threads = threads
+        self.eager = eager
+        self.current: FusedOp | None = None
         self.rows = max_tokens
         self.result = Lowered()
         self.phase = -1
@@ -99,11 +121,11 @@ class _Lowering:
             self.call(method)
 
     def call(self, method: str, **arguments: Any) -> None:
-        self.result.calls.append(Call(method, arguments))
+        self.result.calls.append(Call(method, arguments, self.current))
 
     def row(self, method: str, **arguments: Any) -> None:
         """A row operation, in the open phase of rows or a new one."""
-        if not self.in_rows:
+        if not self.in_rows or self.eager:
             self.begin("begin_rows")
         for argument in arguments.values():
             if isinstance(argument, Buffer):
@@ -164,6 +186,8 @@ class _Lowering:
 
     def only_format(self, value: Value) -> str | None:
         """The activation format of a value that is read by linears of one format alone."""
+        if self.eager:
+            return None
         formats: set[str] = set()
         for op in self.readers.get(value, []):
             match op:
@@ -196,7 +220,14 @@ class _Lowering:
             SoftCap: lambda o: self.unary("soft_cap", o, cap=o.cap),
             TakeRows: self.take_rows,
         }
+        self.current = op
         lowerings[type(op)](op)
+        if self.eager:
+            for value in outputs(op):
+                self.result.checked.append(op)
+                number = len(self.result.checked)
+                self.row("check", x=self.floats(value), number=number, first_fault=FirstFault())
+        self.current = None
 
     def embed(self, op: Embed | ScaledEmbed, factor: float) -> None:
         if self.result.embedding:

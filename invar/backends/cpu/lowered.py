@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from invar.backends.cpu.layout import Buffer, PackedWeight, WeightLayout
+from invar.graph.fused import FusedOp
 from invar.graph.graph import Rope
 
 
@@ -39,12 +40,21 @@ class HeadUse:
 
 
 @dataclass(frozen=True)
+class FirstFault:
+    """Where an eager plan notes the first bad value of every token."""
+
+
+@dataclass(frozen=True)
 class Call:
     """A method of the native plan; buffers, vectors and segments among the arguments are resolved
     when the plan is made."""
 
     method: str
     arguments: dict[str, Any]
+    op: FusedOp | None = None  # that it is part of; None: the plan's own
+
+
+PHASES = ("begin_rows", "begin_linear", "attention", "sample")  # calls that begin one
 
 
 @dataclass
@@ -56,3 +66,15 @@ class Lowered:
     logits: Buffer | None = None
     tile_columns: int = 0  # of the widest linear part
     attention_shapes: set[tuple[int, int]] = field(default_factory=set)  # (heads per KV, head_dim)
+    checked: list[FusedOp] = field(default_factory=list)  # check n is of the value of operation n-1
+
+    @property
+    def phases(self) -> list[list[Call]]:
+        """The calls of each phase, in the order in which the plan runs them."""
+        phases: list[list[Call]] = []
+        for call in self.calls:
+            if call.method in PHASES:
+                phases.append([])
+            if phases and call.method not in ("begin_rows", "begin_linear", "begin_head"):
+                phases[-1].append(call)
+        return phases

@@ -11,7 +11,7 @@ from invar.backends.cpu.lower import lower
 from invar.backends.cpu.lowered import Lowered
 from invar.backends.runner import peak_pages
 from invar.graph.graph import Graph, WeightSource
-from invar.graph.passes import optimise
+from invar.graph.passes import optimise, separate
 
 
 class DoesNotFit(ValueError):
@@ -27,6 +27,22 @@ class CpuPlan:
     slabs: SlabLayout
     slab_count: int
     workspace_bytes: int
+    eager: bool
+
+    @property
+    def line(self) -> str:
+        """How a step runs, for the log at start."""
+        phases = self.lowered.phases
+        operations = sum(len(calls) for calls in phases)
+        how = (
+            "run operation by operation, each timed and checked for NaN (enforce_eager)"
+            if self.eager
+            else "recorded once and replayed every step"
+        )
+        return (
+            f"plan: {how}; {len(phases)} phases of {operations} operations, "
+            f"up to {self.shape.max_tokens} rows, {self.workspace_bytes / (1 << 20):.1f} MiB"
+        )
 
     @property
     def rows(self) -> tuple[tuple[str, int], ...]:
@@ -53,13 +69,15 @@ def plan_memory(
     threads: int,
     vocab_size: int,
     isa: str = "",
+    eager: bool = False,
 ) -> CpuPlan:
     """Sizes of weights, KV cache and workspaces; allocates nothing.
 
     Raises ``GraphError`` for a model the backend cannot run and ``DoesNotFit`` when the KV budget
     holds less than one slab per cache group.
     """
-    lowered = lower(optimise(graph), source, max_tokens_per_step, threads)
+    ops = separate(graph) if eager else optimise(graph)
+    lowered = lower(ops, source, max_tokens_per_step, threads, eager)
     slabs = plan_slabs(graph.groups)
     slab_count = kv_budget_bytes // slabs.slab_bytes
     if slab_count < len(graph.groups):
@@ -80,7 +98,7 @@ def plan_memory(
         sampling_scratch_bytes=_native.sampling_scratch_bytes(isa, vocab_size),
     )
     scratch = threads * (shape.scratch_bytes + shape.sampling_scratch_bytes)
-    return CpuPlan(lowered, shape, slabs, slab_count, buffer_bytes + scratch)
+    return CpuPlan(lowered, shape, slabs, slab_count, buffer_bytes + scratch, eager)
 
 
 def kv_bytes(graph: Graph, tokens: int, sequences: int, max_chunk: int) -> int:

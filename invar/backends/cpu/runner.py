@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from invar import _native
+from invar.backends.cpu.eager import EagerPlan, OperationTime, time_lines
 from invar.backends.cpu.emit import PlanMemory, emit
 from invar.backends.cpu.fingerprint import fingerprint
 from invar.backends.cpu.memory import plan_memory, usable_threads
 from invar.backends.cpu.packing import pack_weights
 from invar.backends.runner import Batch, GroupMemory, RunnerInfo, StepResult
 from invar.graph.graph import Graph, WeightSource
+
+logger = logging.getLogger("invar")
+
+NO_FAULTS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class CpuRunner:
     """Owns packed weights, the KV arena and the plan of one model.
 
     ``vocab_size`` is the tokenizer's count: ids beyond it are never sampled, whatever the model
-    has logits for. ``threads`` defaults to the physical cores this process may use.
+    has logits for. ``threads`` defaults to the physical cores this process may use. ``eager``: a
+    plan that runs operation by operation, slower, and tells where a NaN came from.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class CpuRunner:
         threads: int | None = None,
         vocab_size: int | None = None,
         isa: str = "",
+        eager: bool = False,
     ) -> None:
         vocab = min(vocab_size or graph.vocab_size, graph.vocab_size)
         threads = threads or usable_threads()
@@ -58,6 +66,7 @@ class CpuRunner:
             threads=threads,
             vocab_size=vocab,
             isa=isa,
+            eager=eager,
         )
         sizes = self.plan_sizes
         memory = PlanMemory(
@@ -65,9 +74,12 @@ class CpuRunner:
             weights=pack_weights(sizes.lowered.weights, source, threads, isa),
             arena=_native.Memory(sizes.slab_count * sizes.slabs.slab_bytes),
         )
+        self._eager = EagerPlan(sizes.lowered, graph, max_tokens_per_step) if eager else None
+        first_fault = self._eager.first_fault if self._eager else NO_FAULTS
         self._open: _native.Plan | None = emit(
-            sizes.lowered, source, memory, sizes.shape, graph.groups, sizes.slabs
+            sizes.lowered, source, memory, sizes.shape, graph.groups, sizes.slabs, first_fault
         )
+        self._open.set_profile(eager)
         groups = zip(graph.groups, sizes.slabs.page_bytes, sizes.slabs.pages_per_slab, strict=True)
         self._info = RunnerInfo(
             vocab_size=vocab,
@@ -83,6 +95,7 @@ class CpuRunner:
             max_top_logprobs=_native.MAX_TOP_LOGPROBS,
             fingerprint=fingerprint(graph, source, max_model_len=max_model_len, vocab_size=vocab),
             memory=sizes.rows,
+            plan=sizes.line,
         )
 
     @property
@@ -111,7 +124,11 @@ class CpuRunner:
         Raises ``ValueError`` for a batch that does not fit the plan; nothing has run then.
         """
         result = empty_result(batch)
+        if self._eager:
+            self._eager.first_fault.fill(0)
         self._plan.run(batch, result)
+        if self._eager:
+            result = replace(result, faults=self._eager.faults(batch))
         return FinishedTicket(result)
 
     def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
@@ -127,12 +144,19 @@ class CpuRunner:
         self._plan.set_profile(on)
 
     def profile(self) -> list[tuple[str, int, int]]:
-        """(kind of phase, calls, nanoseconds) since profiling was switched on."""
+        """Per phase of the plan (kind, calls, nanoseconds) since profiling was switched on."""
         return self._plan.profile()
+
+    def operation_times(self) -> list[OperationTime]:
+        """What each operation took, over all steps so far; nothing unless the plan is eager."""
+        return self._eager.times(self.profile()) if self._eager else []
 
     def close(self) -> None:
         """Gives all memory back; a second call does nothing. What is used afterwards raises
-        RuntimeError."""
+        RuntimeError. An eager plan says in the log what its operations took."""
+        if self._open is not None and self._eager:
+            for line in time_lines(self.operation_times()):
+                logger.info(line)
         self._open = None
 
 
