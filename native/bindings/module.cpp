@@ -67,6 +67,8 @@ void bind_machine(nb::module_& module) {
   });
   module.def("int8_peak_gops", &int8_peak_gops, nb::arg("threads"), nb::arg("seconds") = 0.3,
              nb::call_guard<nb::gil_scoped_release>());
+  module.def("bf16_peak_gflops", &bf16_peak_gflops, nb::arg("threads"), nb::arg("seconds") = 0.3,
+             nb::call_guard<nb::gil_scoped_release>());
   module.def("read_rate_gbs", &read_rate_gbs, nb::arg("threads"),
              nb::arg("bytes") = int64_t{256} << 20, nb::arg("seconds") = 0.5,
              nb::call_guard<nb::gil_scoped_release>());

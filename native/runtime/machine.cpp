@@ -26,40 +26,84 @@ void consume(uint64_t value) {
 constexpr int kRounds = 4096;  // between two looks at the clock, about 10 microseconds
 
 #if defined(INVAR_X86)
-// One round: 12 independent chains, enough for any latency at two instructions a cycle. Sums of 16
-// bits: kernels widen them once per block only.
-__attribute__((target("avx2"))) void avx2_rounds() {
-  const __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(-2);
-  __m256i sums[12] = {};
+// Loops over independent chains: enough of them for two instructions of latency 6 a cycle, few
+// enough for the registers. The empty asm keeps each step in the loop and its sum in a register.
+constexpr int kChains = 12;
+
+// Sums of 16 bits: kernels widen them once per block only. Products first, then sums, as kernels
+// do: Zen 3 at 3.2 GHz runs 354 GOPS of it, and 335 of products and sums in turn.
+constexpr int kAvx2Int8Chains = 6;
+__attribute__((target("avx2"))) void avx2_int8_rounds() {
+  const __m256i b = _mm256_set1_epi8(-2);
+  __m256i a = _mm256_set1_epi8(3), sums[kAvx2Int8Chains] = {}, products[kAvx2Int8Chains];
   for (int round = 0; round < kRounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < 12; ++i) {
-      __m256i x = a;
-      asm volatile("" : "+x"(x));  // the product is taken anew every time
-      sums[i] = _mm256_add_epi16(sums[i], _mm256_maddubs_epi16(x, b));
+#pragma GCC unroll 6
+    for (int i = 0; i < kAvx2Int8Chains; ++i) {
+      asm volatile("" : "+x"(a));  // the product is taken anew every time
+      products[i] = _mm256_maddubs_epi16(a, b);
+      asm volatile("" : "+x"(products[i]));
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < kAvx2Int8Chains; ++i) {
+      sums[i] = _mm256_add_epi16(sums[i], products[i]);
+      asm volatile("" : "+x"(sums[i]));
     }
   }
-  for (const __m256i& sum : sums) consume(static_cast<uint64_t>(_mm256_extract_epi64(sum, 0)));
 }
-constexpr double kAvx2Operations = 2.0 * 32 * 12 * kRounds;
+constexpr double kAvx2Int8Operations = 2.0 * 32 * kAvx2Int8Chains * kRounds;
 
-__attribute__((target("avx512f,avx512bw,avx512vnni"))) void avx512_rounds() {
+__attribute__((target("avx512f,avx512bw,avx512vnni"))) void avx512_int8_rounds() {
   const __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(-2);
-  __m512i sums[12] = {};
+  __m512i sums[kChains] = {};
   for (int round = 0; round < kRounds; ++round) {
 #pragma GCC unroll 12
-    for (int i = 0; i < 12; ++i) {
+    for (int i = 0; i < kChains; ++i) {
       sums[i] = _mm512_dpbusd_epi32(sums[i], a, b);
       asm volatile("" : "+v"(sums[i]));
     }
   }
-  for (const __m512i& sum : sums) {
-    uint64_t words[8];
-    _mm512_storeu_si512(words, sum);
-    consume(words[0]);
+}
+constexpr double kAvx512Int8Operations = 2.0 * 64 * kChains * kRounds;
+
+// Without bf16 hardware a pair is two fp32 fmas, so the fma rate is the bf16 rate.
+__attribute__((target("avx2,fma"))) void avx2_bf16_rounds() {
+  const __m256 a = _mm256_set1_ps(3), b = _mm256_set1_ps(-2);
+  __m256 sums[kChains] = {};
+  for (int round = 0; round < kRounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) {
+      sums[i] = _mm256_fmadd_ps(a, b, sums[i]);
+      asm volatile("" : "+x"(sums[i]));
+    }
   }
 }
-constexpr double kAvx512Operations = 2.0 * 64 * 12 * kRounds;
+constexpr double kAvx2Bf16Operations = 2.0 * 8 * kChains * kRounds;
+
+__attribute__((target("avx512f,avx512bf16"))) void avx512_bf16_rounds() {
+  const __m512bh a = (__m512bh)_mm512_set1_epi16(0x4040), b = (__m512bh)_mm512_set1_epi16(0x4000);
+  __m512 sums[kChains] = {};
+  for (int round = 0; round < kRounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) {
+      sums[i] = _mm512_dpbf16_ps(sums[i], a, b);
+      asm volatile("" : "+v"(sums[i]));
+    }
+  }
+}
+constexpr double kAvx512Bf16Operations = 2.0 * 32 * kChains * kRounds;
+
+// 10^9 operations per second of `threads` threads that all repeat `rounds`.
+double rate_gops(void (*rounds)(), double operations, int threads, double seconds) {
+  std::atomic<int64_t> done{0};
+  const auto start = Clock::now();
+  ThreadPool::instance().run(threads, [&](int) {
+    while (seconds_since(start) < seconds) {
+      rounds();
+      done.fetch_add(1, std::memory_order_relaxed);
+    }
+  });
+  return static_cast<double>(done.load()) * operations / seconds_since(start) / 1e9;
+}
 #endif
 
 uint64_t read_all(const uint8_t* data, int64_t bytes) {
@@ -78,28 +122,26 @@ uint64_t read_all(const uint8_t* data, int64_t bytes) {
 
 double int8_peak_gops([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
 #if defined(INVAR_X86)
-  void (*rounds)() = nullptr;
-  double operations = 0;
   if (__builtin_cpu_supports("avx512vnni")) {
-    rounds = avx512_rounds;
-    operations = kAvx512Operations;
-  } else if (__builtin_cpu_supports("avx2")) {
-    rounds = avx2_rounds;
-    operations = kAvx2Operations;
+    return rate_gops(avx512_int8_rounds, kAvx512Int8Operations, threads, seconds);
   }
-  if (rounds == nullptr) return 0;
-  std::atomic<int64_t> done{0};
-  const auto start = Clock::now();
-  ThreadPool::instance().run(threads, [&](int) {
-    while (seconds_since(start) < seconds) {
-      rounds();
-      done.fetch_add(1, std::memory_order_relaxed);
-    }
-  });
-  return static_cast<double>(done.load()) * operations / seconds_since(start) / 1e9;
-#else
-  return 0;
+  if (__builtin_cpu_supports("avx2")) {
+    return rate_gops(avx2_int8_rounds, kAvx2Int8Operations, threads, seconds);
+  }
 #endif
+  return 0;
+}
+
+double bf16_peak_gflops([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
+#if defined(INVAR_X86)
+  if (__builtin_cpu_supports("avx512bf16")) {
+    return rate_gops(avx512_bf16_rounds, kAvx512Bf16Operations, threads, seconds);
+  }
+  if (__builtin_cpu_supports("fma")) {
+    return rate_gops(avx2_bf16_rounds, kAvx2Bf16Operations, threads, seconds);
+  }
+#endif
+  return 0;
 }
 
 double read_rate_gbs(int threads, int64_t bytes, double seconds) {

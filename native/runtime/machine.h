@@ -9,6 +9,10 @@ namespace invar {
 // are two): vpdpbusd on AVX-512, vpmaddubsw + vpaddw on AVX2, 0 elsewhere.
 double int8_peak_gops(int threads, double seconds);
 
+// Products of bf16 pairs, in 10^9 operations as above: vdpbf16ps on AVX-512, two fp32 fmas a pair
+// on AVX2 (so this is also the fp32 limit there), 0 elsewhere.
+double bf16_peak_gflops(int threads, double seconds);
+
 // 10^9 bytes per second that `threads` threads read from `bytes` of huge-page memory, each its own
 // contiguous share.
 double read_rate_gbs(int threads, int64_t bytes, double seconds);

@@ -12,6 +12,7 @@
 #include "kernel_test.h"
 #include "runtime/buffers.h"
 #include "runtime/cpu.h"
+#include "runtime/machine.h"
 #include "runtime/memory.h"
 #include "runtime/plan.h"
 #include "runtime/threads.h"
@@ -188,6 +189,16 @@ void test_instruction_sets() {
   }
 }
 
+// An integer product takes a quarter of an fp32 one's bits and at most two instructions; a limit
+// that lost its loop to the optimiser would be off by far more than these factors.
+void test_peaks() {
+#if defined(INVAR_X86)
+  if (!__builtin_cpu_supports("fma")) return;
+  const double int8 = int8_peak_gops(1, 0.02), bf16 = bf16_peak_gflops(1, 0.02);
+  check(bf16 > 0 && int8 > bf16 && int8 < 8 * bf16, "int8 and bf16 peaks");
+#endif
+}
+
 }  // namespace
 
 int main() {
@@ -198,5 +209,6 @@ int main() {
   test_memory();
   test_phases();
   test_instruction_sets();
+  test_peaks();
   return kernel_test::finish("runtime_test");
 }
