@@ -25,8 +25,17 @@
 
 namespace invar::INVAR_ISA {
 
+// Exact sums of the codes with K % 4 in {0, 1} and in {2, 3}.
+struct HalfSums {
+  int32_t first, second;
+};
+
 #if defined(INVAR_ISA_AVX512)
 
+// Of sums whose lane i holds K % 4 = i % 4.
+INVAR_INLINE HalfSums half_sums(VI a) {
+  return {_mm512_mask_reduce_add_epi32(0x3333, a.v), _mm512_mask_reduce_add_epi32(0xcccc, a.v)};
+}
 // (bytes >> n) & mask, n < 0 shifts left; the mask must clear what crosses a byte. n is a constant
 // once the caller's loop is unrolled.
 INVAR_INLINE VB bits_at(VB a, int n, int mask) {
@@ -70,6 +79,11 @@ INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
 
 #elif defined(INVAR_ISA_AVX2)
 
+INVAR_INLINE HalfSums half_sums(VI a) {
+  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+  const int64_t both = _mm_cvtsi128_si64(_mm_hadd_epi32(x, x));
+  return {(int32_t)both, (int32_t)(both >> 32)};
+}
 INVAR_INLINE VB bits_at(VB a, int n, int mask) {
   __m256i x = n >= 0 ? _mm256_srli_epi16(a.v, n) : _mm256_slli_epi16(a.v, -n);
   return {_mm256_and_si256(x, _mm256_set1_epi8((char)mask))};
@@ -123,6 +137,7 @@ INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
 
 #else
 
+INVAR_INLINE HalfSums half_sums(VI a) { return {a.v[0] + a.v[1], a.v[2] + a.v[3]}; }
 INVAR_INLINE VB bits_at(VB a, int n, int mask) {
   u8x16 x = n >= 0 ? a.v >> n : a.v << -n;
   return {x & set1_b((uint8_t)mask).v};

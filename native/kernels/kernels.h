@@ -54,8 +54,15 @@ struct LinearKernels {
                uint8_t* out);
   // fp32 values of one GGML row (embedding lookup): exactly ggml's formula in fp32.
   void (*dequantize_row)(WeightFormat, const uint8_t* row, int64_t k, float* out);
-  // One fp32 row to one activation row of the format.
-  void (*quantize)(ActFormat, const float* x, int64_t k, uint8_t* out);
+  // Columns [first, first + count) of an activation row, from their fp32 values x[count]. Both are
+  // whole blocks of the format; blocks know nothing of each other, so that a row quantised in
+  // pieces has the bits of a row quantised at once.
+  void (*quantize_columns)(ActFormat, const ActLayout&, const float* x, int64_t first,
+                           int64_t count, uint8_t* row);
+  // A whole row of k columns.
+  void quantize(ActFormat format, const float* x, int64_t k, uint8_t* row) const {
+    quantize_columns(format, act_layout(format, k), x, 0, k, row);
+  }
   // out[r * out_stride + c] = activations[r] . panel column c, for r in [0, rows), c in [0, 32):
   // one panel, all of K. Activation rows lie act_stride bytes apart, outputs out_stride floats.
   // Splits rows into register tiles itself; a row's bits do not depend on `rows`.

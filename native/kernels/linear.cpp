@@ -33,6 +33,6 @@ static void gemm(WeightFormat format, const uint8_t* panel, int64_t k, const uin
   }
 }
 
-extern const LinearKernels linear_kernels = {pack, dequantize_row, quantize, gemm};
+extern const LinearKernels linear_kernels = {pack, dequantize_row, quantize_columns, gemm};
 
 }  // namespace invar::INVAR_ISA

@@ -1,4 +1,4 @@
-// Activations: one fp32 row to the parts of ActLayout. Also dequantisation of a weight row.
+// Activations: fp32 values to the parts of ActLayout, a whole row or some of its blocks.
 //
 //   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
 //   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
@@ -19,10 +19,7 @@ namespace invar::INVAR_ISA {
 INVAR_INLINE int32_t max_magnitude(const float* x, int count) {
   VI m = zero_i();
   for (int i = 0; i < count; i += W) m = max(m, as_int(load(x + i)) & set1_i(INT32_MAX));
-  int32_t lanes[W], r = 0;
-  store_i(lanes, m);
-  for (int i = 0; i < W; i++) r = lanes[i] > r ? lanes[i] : r;
-  return r;
+  return max_lane(m);
 }
 
 // The block's scale, and the factor that makes codes.
@@ -37,9 +34,6 @@ INVAR_INLINE float block_scale(int32_t magnitude, float* factor) {
   return scale;
 }
 
-struct HalfSums {
-  int32_t first, second;
-};
 // Codes of `count` values (a multiple of 16); a factor of zero makes zeros whatever x holds.
 INVAR_INLINE HalfSums write_codes(const float* x, int count, float factor, int8_t* codes) {
   if (factor == 0) {
@@ -52,24 +46,19 @@ INVAR_INLINE HalfSums write_codes(const float* x, int count, float factor, int8_
     store_s8(codes + i, q);
     sum = sum + q;
   }
-  int32_t lanes[W];  // lane i holds K with K % 4 = i % 4
-  store_i(lanes, sum);
-  HalfSums r{0, 0};
-  for (int i = 0; i < W; i += 4) {
-    r.first += lanes[i] + lanes[i + 1];
-    r.second += lanes[i + 2] + lanes[i + 3];
-  }
-  return r;
+  return half_sums(sum);
 }
 
-static void quantize_q8_32(const float* x, int64_t k, uint8_t* out) {
-  const ActLayout layout = act_layout(ActFormat::q8_32, k);
-  float* scales = (float*)(out + layout.scale_offset);
-  int16_t* starts = (int16_t*)(out + layout.sum_offset);
-  float* scaled_sums = (float*)(out + layout.scaled_sum_offset);
-  for (int64_t b = 0; b < k / 32; b++) {
+// Blocks [first, first + count) of a row.
+INVAR_INLINE void quantize_q8_32(const ActLayout& layout, const float* x, int64_t first,
+                                 int64_t count, uint8_t* row) {
+  int8_t* codes = (int8_t*)row + first * 32;
+  float* scales = (float*)(row + layout.scale_offset) + first;
+  int16_t* starts = (int16_t*)(row + layout.sum_offset) + 2 * first;
+  float* scaled_sums = (float*)(row + layout.scaled_sum_offset) + first;
+  for (int64_t b = 0; b < count; b++) {
     float factor, scale = block_scale(max_magnitude(x + b * 32, 32), &factor);
-    HalfSums sums = write_codes(x + b * 32, 32, factor, (int8_t*)out + b * 32);
+    HalfSums sums = write_codes(x + b * 32, 32, factor, codes + b * 32);
     scales[b] = scale;
     starts[2 * b] = (int16_t)(-8 * sums.first);
     starts[2 * b + 1] = (int16_t)(-8 * sums.second);
@@ -77,16 +66,17 @@ static void quantize_q8_32(const float* x, int64_t k, uint8_t* out) {
   }
 }
 
-static void quantize_q8_256(const float* x, int64_t k, uint8_t* out) {
-  const ActLayout layout = act_layout(ActFormat::q8_256, k);
-  float* scales = (float*)(out + layout.scale_offset);
-  int16_t* starts = (int16_t*)(out + layout.sum_offset);
-  int16_t* sums = (int16_t*)(out + layout.scaled_sum_offset);
-  for (int64_t b = 0; b < k / 256; b++) {
+INVAR_INLINE void quantize_q8_256(const ActLayout& layout, const float* x, int64_t first,
+                                  int64_t count, uint8_t* row) {
+  int8_t* codes = (int8_t*)row + first * 256;
+  float* scales = (float*)(row + layout.scale_offset) + first;
+  int16_t* starts = (int16_t*)(row + layout.sum_offset) + 32 * first;
+  int16_t* sums = (int16_t*)(row + layout.scaled_sum_offset) + 8 * first;
+  for (int64_t b = 0; b < count; b++) {
     float factor;
     scales[b] = block_scale(max_magnitude(x + b * 256, 256), &factor);
     for (int64_t g = b * 16; g < b * 16 + 16; g++) {
-      HalfSums s = write_codes(x + g * 16, 16, factor, (int8_t*)out + g * 16);
+      HalfSums s = write_codes(x + g * 16, 16, factor, codes + g * 16);
       starts[2 * g] = (int16_t)(-32 * s.first);
       starts[2 * g + 1] = (int16_t)(-32 * s.second);
       sums[g / 2] = (int16_t)((g % 2 ? sums[g / 2] : 0) + s.first + s.second);
@@ -105,19 +95,20 @@ static void quantize_bf16(const float* x, int64_t k, uint8_t* out) {
   if (k % 2) memset(out + 2 * k, 0, 2);
 }
 
-static void quantize(ActFormat format, const float* x, int64_t k, uint8_t* out) {
+static void quantize_columns(ActFormat format, const ActLayout& layout, const float* x,
+                             int64_t first, int64_t count, uint8_t* row) {
   switch (format) {
     case ActFormat::f32:
-      memcpy(out, x, (size_t)k * 4);
+      memcpy(row + first * 4, x, (size_t)count * 4);
       break;
     case ActFormat::bf16:
-      quantize_bf16(x, k, out);
+      quantize_bf16(x, count, row + first * 2);
       break;
     case ActFormat::q8_32:
-      quantize_q8_32(x, k, out);
+      quantize_q8_32(layout, x, first / 32, count / 32, row);
       break;
     case ActFormat::q8_256:
-      quantize_q8_256(x, k, out);
+      quantize_q8_256(layout, x, first / 256, count / 256, row);
       break;
   }
 }

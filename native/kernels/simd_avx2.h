@@ -68,6 +68,12 @@ INVAR_INLINE VI sub(VI a, VI b) { return {_mm256_sub_epi32(a.v, b.v)}; }
 INVAR_INLINE VI mul(VI a, VI b) { return {_mm256_mullo_epi32(a.v, b.v)}; }
 INVAR_INLINE VI min(VI a, VI b) { return {_mm256_min_epi32(a.v, b.v)}; }
 INVAR_INLINE VI max(VI a, VI b) { return {_mm256_max_epi32(a.v, b.v)}; }
+// The largest lane.
+INVAR_INLINE int32_t max_lane(VI a) {
+  __m128i x = _mm_max_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
 INVAR_INLINE VI bit_and(VI a, VI b) { return {_mm256_and_si256(a.v, b.v)}; }
 INVAR_INLINE VI bit_or(VI a, VI b) { return {_mm256_or_si256(a.v, b.v)}; }
 INVAR_INLINE VI bit_xor(VI a, VI b) { return {_mm256_xor_si256(a.v, b.v)}; }

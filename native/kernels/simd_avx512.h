@@ -70,6 +70,8 @@ INVAR_INLINE VI sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 INVAR_INLINE VI mul(VI a, VI b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 INVAR_INLINE VI min(VI a, VI b) { return {_mm512_min_epi32(a.v, b.v)}; }
 INVAR_INLINE VI max(VI a, VI b) { return {_mm512_max_epi32(a.v, b.v)}; }
+// The largest lane.
+INVAR_INLINE int32_t max_lane(VI a) { return _mm512_reduce_max_epi32(a.v); }
 INVAR_INLINE VI bit_and(VI a, VI b) { return {_mm512_and_si512(a.v, b.v)}; }
 INVAR_INLINE VI bit_or(VI a, VI b) { return {_mm512_or_si512(a.v, b.v)}; }
 INVAR_INLINE VI bit_xor(VI a, VI b) { return {_mm512_xor_si512(a.v, b.v)}; }

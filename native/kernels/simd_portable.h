@@ -87,6 +87,12 @@ INVAR_INLINE VI sub(VI a, VI b) { return from_bits(bits(a) - bits(b)); }
 INVAR_INLINE VI mul(VI a, VI b) { return from_bits(bits(a) * bits(b)); }
 INVAR_INLINE VI min(VI a, VI b) { return {a.v < b.v ? a.v : b.v}; }
 INVAR_INLINE VI max(VI a, VI b) { return {a.v > b.v ? a.v : b.v}; }
+// The largest lane.
+INVAR_INLINE int32_t max_lane(VI a) {
+  int32_t r = a.v[0];
+  for (int i = 1; i < W; i++) r = a.v[i] > r ? a.v[i] : r;
+  return r;
+}
 INVAR_INLINE VI bit_and(VI a, VI b) { return {a.v & b.v}; }
 INVAR_INLINE VI bit_or(VI a, VI b) { return {a.v | b.v}; }
 INVAR_INLINE VI bit_xor(VI a, VI b) { return {a.v ^ b.v}; }

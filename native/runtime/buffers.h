@@ -42,10 +42,4 @@ struct Activations {
 // Columns of a row that can be quantised on their own: 32, 256, or any even number (1).
 int64_t act_block(ActFormat format);
 
-// Quantises columns [first, first + count) of row r; first and count are whole blocks. `scratch`
-// holds act_layout(format, count).row_bytes bytes. Same bits as quantising the row at once, because
-// blocks know nothing of each other.
-void quantize_columns(const LinearKernels& linear, const Activations& out, int64_t r, int64_t first,
-                      int64_t count, const float* x, uint8_t* scratch);
-
 }  // namespace invar

@@ -7,7 +7,7 @@ namespace invar {
 int64_t AttentionStep::scratch_bytes() const {
   const int64_t workspace = (workspace_bytes + 63) / 64 * 64;
   if (act.data == nullptr) return workspace;
-  return workspace + result_bytes() + act_layout(act.format, heads / kv_heads * head_dim).row_bytes;
+  return workspace + result_bytes();
 }
 
 int64_t AttentionStep::items(const Execution& e, int64_t) const {
@@ -51,8 +51,8 @@ void AttentionStep::run_chunk(const Execution& e, const Worker& w, int64_t chunk
   item.out_stride = columns;
   e.kernels->attention->run(item);
   for (int64_t t = 0; t < item.tokens; ++t) {
-    quantize_columns(*e.kernels->linear, act, row + t, kv_head * columns, columns,
-                     item.out + t * columns, result + result_bytes());
+    e.kernels->linear->quantize_columns(act.format, act.layout, item.out + t * columns,
+                                        kv_head * columns, columns, act.row(row + t));
   }
 }
 

@@ -22,8 +22,8 @@ int64_t tile_rows(int64_t columns) {
 }  // namespace
 
 int64_t linear_scratch_bytes(int64_t columns) {
-  // The tile, and for an epilogue one row of activations of any format (fp32 is the widest).
-  return ((tile_rows(columns) + 2) * columns * 4 + 256 + 63) / 64 * 64;
+  // One row more: a boundary between rows may move by one (pair_boundary).
+  return (tile_rows(columns) + 1) * columns * 4;
 }
 
 void LinearStep::add(Part part) {
@@ -34,9 +34,7 @@ void LinearStep::add(Part part) {
   }
   shape.block_rows = tile_rows(shape.columns);
   if (!parts_.empty()) shape.first_unit = shapes_.back().first_unit + parts_.back().units;
-  // One row more: a boundary between rows may move by one (pair_boundary).
-  const int64_t tile_bytes = (shape.block_rows + 1) * shape.columns * 4;
-  scratch_bytes_ = std::max(scratch_bytes_, tile_bytes + part.epilogue->scratch_bytes());
+  scratch_bytes_ = std::max(scratch_bytes_, linear_scratch_bytes(shape.columns));
   parts_.push_back(std::move(part));
   shapes_.push_back(shape);
   share_units();
@@ -94,25 +92,20 @@ void LinearStep::run_block(const Execution& e, const Worker& w, int64_t item) co
       item -= count;
       continue;
     }
-    int64_t first = item % blocks * block;
+    int64_t first = item / parts_[p].units * block;
     int64_t last = std::min(first + block, w.rows);
     if (parts_[p].epilogue->writes_pages()) {
       first = pair_boundary(e, first);
       last = pair_boundary(e, last);
     }
-    return run_rows(e, w, p, item / blocks, first, last);
+    return run_rows(e, w, p, item % parts_[p].units, first, last);
   }
 }
 
 void LinearStep::run_rows(const Execution& e, const Worker& w, size_t part, int64_t unit,
                           int64_t first, int64_t last) const {
   const Shape& shape = shapes_[part];
-  Tile tile{unit,
-            first,
-            0,
-            reinterpret_cast<float*>(w.scratch),
-            shape.columns,
-            w.scratch + (shape.block_rows + 1) * shape.columns * 4};
+  Tile tile{unit, first, 0, reinterpret_cast<float*>(w.scratch), shape.columns};
   while (tile.first_row < last) {
     const int64_t left = last - tile.first_row;
     tile.rows = left <= shape.block_rows + 1 ? left : shape.block_rows;
@@ -158,10 +151,6 @@ void StoreEpilogue::apply(const Execution& e, const Tile& tile) const {
   }
 }
 
-int64_t GatedEpilogue::scratch_bytes() const {
-  return act.data == nullptr ? 0 : act_layout(act.format, half_columns).row_bytes;
-}
-
 void GatedEpilogue::apply(const Execution& e, const Tile& tile) const {
   const int64_t column = tile.unit * half_columns;
   const int64_t columns = std::min(half_columns, n - column);
@@ -176,7 +165,8 @@ void GatedEpilogue::apply(const Execution& e, const Tile& tile) const {
       kernel.gated(activation, gate, up, columns, out.row(row) + column);
     } else {
       kernel.gated(activation, gate, up, columns, gate);
-      quantize_columns(*e.kernels->linear, act, row, column, columns, gate, tile.scratch);
+      e.kernels->linear->quantize_columns(act.format, act.layout, gate, column, columns,
+                                          act.row(row));
     }
   }
 }

@@ -26,8 +26,7 @@ struct Tile {
   int64_t first_row;
   int64_t rows;
   float* data;
-  int64_t stride;    // floats
-  uint8_t* scratch;  // Epilogue::scratch_bytes
+  int64_t stride;  // floats
   float* row(int64_t r) const { return data + r * stride; }
 };
 
@@ -37,7 +36,6 @@ class Epilogue {
   virtual void apply(const Execution& execution, const Tile& tile) const = 0;
   // Where gemm may write at once when nothing is left to do; null data otherwise.
   virtual Matrix direct() const { return {}; }
-  virtual int64_t scratch_bytes() const { return 0; }
   virtual bool writes_pages() const { return false; }
 };
 
@@ -59,7 +57,6 @@ struct GatedEpilogue : Epilogue {
   const float *gate_bias, *up_bias;  // [n] or null
   int64_t half_columns, n;
   void apply(const Execution&, const Tile&) const override;
-  int64_t scratch_bytes() const override;
 };
 
 // What happens to a head before it is used.

@@ -133,6 +133,16 @@ INVAR_EPI32(_mm512_sub_epi32, (int32_t)(u32(a, i) - u32(b, i)), __m512i a, __m51
 INVAR_EPI32(_mm512_mullo_epi32, (int32_t)(u32(a, i) * u32(b, i)), __m512i a, __m512i b)
 INVAR_EPI32(_mm512_min_epi32, (i32(a, i) < i32(b, i) ? i32(a, i) : i32(b, i)), __m512i a, __m512i b)
 INVAR_EPI32(_mm512_max_epi32, (i32(a, i) > i32(b, i) ? i32(a, i) : i32(b, i)), __m512i a, __m512i b)
+static inline int _mm512_reduce_max_epi32(__m512i a) {
+  int r = emulated::i32(a, 0);
+  for (int i = 1; i < 16; i++) r = emulated::i32(a, i) > r ? emulated::i32(a, i) : r;
+  return r;
+}
+static inline int _mm512_mask_reduce_add_epi32(__mmask16 m, __m512i a) {
+  uint32_t r = 0;
+  for (int i = 0; i < 16; i++) r += m >> i & 1 ? emulated::u32(a, i) : 0;
+  return (int)r;
+}
 INVAR_EPI32(_mm512_and_si512, i32(a, i) & i32(b, i), __m512i a, __m512i b)
 INVAR_EPI32(_mm512_or_si512, i32(a, i) | i32(b, i), __m512i a, __m512i b)
 INVAR_EPI32(_mm512_xor_si512, i32(a, i) ^ i32(b, i), __m512i a, __m512i b)
