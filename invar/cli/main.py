@@ -33,6 +33,8 @@ USAGE_ERROR = 2  # exit code of a command line that cannot be understood
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command."""
+    # Numpy's BLAS starts its threads on import, which costs 60 ms; no command multiplies with it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = run_words(list(sys.argv[1:] if argv is None else argv))
     try:
         if sys.stdout is not None:

@@ -87,4 +87,5 @@ NB_MODULE(_native, module) {
   bind_plan(module);
   bind_kernels(module);
   bind_sampling(module);
+  bind_strings(module);
 }

@@ -75,7 +75,7 @@ def test_a_fault_beside_packing_comes_out_as_itself_and_leaves_no_runner(
 
 
 def test_what_is_not_used_is_not_loaded() -> None:
-    """Base models have no template, and a given KV budget asks nobody for free memory."""
+    """Base models have no template, and Linux says itself how much memory is free."""
     program = (
         "import sys; from invar.engine.loader import load_engine; "
         "from invar.config import EngineConfig; "

@@ -13,6 +13,7 @@ import pytest
 from gguf_bytes import array, small_file, strings, tensor, write
 from gguf_bytes import gguf as gguf_file
 
+from invar import _native
 from invar.weights.formats import ENCODERS, QuantType, dequantize, quantize
 from invar.weights.gguf import GGUFError, GGUFFile
 from invar.weights.gguf_writer import GGUFWriter
@@ -205,3 +206,19 @@ def test_whole_file_equals_the_gguf_package(smollm2: GGUFFile) -> None:
         field = reader.get_field(key)
         assert field is not None
         assert field.contents() == smollm2.metadata[key]
+
+
+def test_strings_are_stepped_over_and_decoded_within_their_bytes() -> None:
+    texts = ["", "a", "naïve", "\U0001f600" * 9]
+    raw = b"".join(struct.pack("<Q", len(t.encode())) + t.encode() for t in texts)
+    assert _native.skip_strings(b"__" + raw, 2, 4) == 2 + len(raw)
+    assert _native.decode_strings(b"__" + raw + b"x", 2, 4) == (texts, 2 + len(raw))
+    assert _native.skip_strings(raw, 0, 5) is None
+    assert _native.skip_strings(raw[:-1], 0, 4) is None
+    assert _native.skip_strings(raw, len(raw) + 9, 1) is None
+    for length in (2**64 - 1, 2**63, 2):  # sums that wrap around are no way back into the buffer
+        assert _native.skip_strings(struct.pack("<Q", length) + b"x", 0, 1) is None
+    with pytest.raises(UnicodeDecodeError):
+        _native.decode_strings(struct.pack("<Q", 1) + b"\xff", 0, 1)
+    with pytest.raises(ValueError, match="pass the buffer"):
+        _native.decode_strings(raw, 0, 5)
