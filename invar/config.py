@@ -77,7 +77,7 @@ class EngineConfig:
     max_logprobs: int = 20
     tensor_parallel_size: int = 1
     enable_chunked_prefill: bool | None = None
-    enable_prefix_caching: bool | None = None
+    enable_prefix_caching: bool | None = None  # None: yes
     kv_cache_dtype: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None

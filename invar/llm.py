@@ -237,6 +237,10 @@ class LLM:
             raise ValueError(f"prompts[{index}]: cache_salt: expected a text, got {salt!r}")
         return ReadPrompt(text if isinstance(text, str) else None, np.asarray(ids), salt)
 
+    def reset_prefix_cache(self) -> bool:
+        """Later calls reuse nothing computed so far; answers do not depend on it. True."""
+        return self.model.engine.reset_prefix_cache()
+
     def _run(
         self,
         prompts: Sequence[ReadPrompt],
@@ -282,8 +286,6 @@ class LLM:
                 self._notice(
                     "SamplingParams.stream_interval", "generate and chat return whole answers"
                 )
-            if one.skip_reading_prefix_cache:
-                self._notice("SamplingParams.skip_reading_prefix_cache", "no prefix is kept yet")
         scheduled = self.model.config.scheduling_policy
         if any(priorities) and scheduled != "priority":
             raise ValueError(
@@ -336,6 +338,7 @@ class Pending:
             request.id: Choice(index, assembler(tokenizer, request, params, goes_on), named)
             for index, request in enumerate(requests)
         }
+        self.found: list[int] = []  # tokens of the prompt that were computed, per choice
         kept = requests[0].prompt_token_ids
         self.output = RequestOutput(
             request_id=request_id,
@@ -365,6 +368,7 @@ class Pending:
                 None if one is None else self._alternatives(one) for one in delta.prompt_logprobs
             ]
         self._add_times(output)
+        self._add_cached(output.cached_tokens)
         if delta.finish_reason is not None:
             completion.finish_reason = str(delta.finish_reason)
             completion.stop_reason = delta.stop_reason
@@ -392,6 +396,12 @@ class Pending:
         ):
             position.setdefault(token_id, Logprob(logprob, rank, text(token_id)))
         return position
+
+    def _add_cached(self, found: int | None) -> None:
+        """Choices reuse what the first one computed; what counts is what that one found."""
+        if found is not None:
+            self.found.append(found)
+            self.output.num_cached_tokens = min(self.found)
 
     def _add_times(self, output: EngineOutput) -> None:
         metrics = self.output.metrics

@@ -19,7 +19,6 @@ INERT_FIELDS: Reasons = {
         (None, True),
         "long prompts always go in chunks; answers do not depend on it",
     ),
-    "enable_prefix_caching": ((None, False), "prefixes are not kept yet"),
     "kv_cache_dtype": (("auto", "bfloat16"), "KV stays bfloat16"),
     "swap_space": ((None, 0), "preempted requests are recomputed, not swapped"),
 }
@@ -165,7 +164,7 @@ INERT: Reasons = {
     "optimization_level": ((None,), "there is nothing to compile"),
     "performance_mode": ((None, "balanced"), STEPS),
     "preemption_mode": ((None, "recompute"), "preempted requests are recomputed"),
-    "prefix_caching_hash_algo": ((None,), "prefixes are not kept yet"),
+    "prefix_caching_hash_algo": ((None,), "prefixes are compared by their tokens, not by hashes"),
     "profiler_config": ((None, {}), "profilers of the system see the process as it is"),
     "pt_load_map_location": ((None, "cpu"), LOADING),
     "ray_workers_use_nsight": ((None, False), ONE_PROCESS),

@@ -33,6 +33,8 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/tokenize", ("POST",), tokens.tokenize),
     ("/detokenize", ("POST",), tokens.detokenize),
     ("/v1/detokenize", ("POST",), tokens.detokenize),
+    ("/v1/cache/reset", ("POST",), service.reset_cache),
+    ("/reset_prefix_cache", ("POST",), service.reset_cache),
     ("/version", ("GET",), service.version),
     ("/health", ("GET", "HEAD"), service.health),
     ("/ping", ("GET", "HEAD", "POST"), service.health),

@@ -37,6 +37,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_reading_prefix_cache: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
@@ -129,7 +130,6 @@ WITHOUT_EFFECT = frozenset(
         "separate_reasoning",
         "stream_reasoning",
         "guided_decoding_backend",
-        "skip_reading_prefix_cache",
         "cache_prompt",
     }
 )

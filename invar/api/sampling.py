@@ -36,6 +36,7 @@ SAME_NAME = (
     "bad_words",
     "include_stop_str_in_output",
     "ignore_eos",
+    "skip_reading_prefix_cache",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "min_tokens",

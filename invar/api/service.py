@@ -11,6 +11,7 @@ from invar.api.chat import json_response
 from invar.api.errors import ApiError, engine_dead
 from invar.api.server import Server
 from invar.observe.build import version_text
+from invar.serving.async_engine import EngineDeadError
 
 
 async def list_models(server: Server, request: Request) -> Response:
@@ -49,6 +50,15 @@ async def health(server: Server, request: Request) -> Response:
     if server.engine.fatal is not None:
         raise engine_dead(server.engine.fatal)
     return Response(status_code=200)
+
+
+async def reset_cache(server: Server, request: Request) -> Response:
+    """For operators: requests that come after this reuse nothing computed before."""
+    try:
+        server.engine.reset_prefix_cache()
+    except EngineDeadError as error:
+        raise engine_dead(str(error)) from None
+    return json_response({"object": "cache.reset", "reset": True})
 
 
 async def metrics(server: Server, request: Request) -> Response:

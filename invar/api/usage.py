@@ -11,7 +11,11 @@ from invar.serving.choice import ChoiceDelta
 
 @dataclass
 class Usage:
-    """Each prompt counts once, however many choices it has; tokens of all choices add up."""
+    """Each prompt counts once, however many choices it has; tokens of all choices add up.
+
+    Choices reuse what the first one computed. What the call found computed is what that one found:
+    the least of all.
+    """
 
     prompt_tokens: int
     choices_per_prompt: int
@@ -22,7 +26,9 @@ class Usage:
         for delta in deltas:
             self.completion_tokens += len(delta.token_ids)
             prompt = delta.index // self.choices_per_prompt
-            self._cached[prompt] = max(self._cached.get(prompt, 0), delta.cached_tokens)
+            if delta.cached_tokens is not None:
+                least = self._cached.get(prompt, delta.cached_tokens)
+                self._cached[prompt] = min(least, delta.cached_tokens)
 
     def as_json(self) -> dict[str, Any]:
         return {

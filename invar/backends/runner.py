@@ -130,4 +130,10 @@ class Runner(Protocol):
     def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
         """Fills pages with NaN (tests) so that a read of unwritten KV cannot pass unseen."""
 
+    def copy_pages(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Copies whole pages of a cache group, one to one; no page is both read and written.
+
+        sources, targets: int32 [pages]. Raises ValueError for pages that do not exist.
+        """
+
     def close(self) -> None: ...

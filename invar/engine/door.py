@@ -84,6 +84,7 @@ class Door:
                 min_tokens=params.min_tokens,
                 priority=priority,
                 cache_salt=cache_salt,
+                reads_cache=not params.skip_reading_prefix_cache,
             )
             for choice in range(params.n)
         ]

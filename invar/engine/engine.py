@@ -9,6 +9,8 @@ import logging
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 from invar.backends.runner import Runner, StepResult
 from invar.engine.batch import BatchBuilder
 from invar.engine.kv import KVMemory
@@ -30,6 +32,10 @@ class EngineStats:
     waiting: int
     kv_usage: float  # 0 … 1
     preemptions: int
+    cache_tokens: int  # that the prefix cache holds now
+    cache_queries: int  # tokens of prompts that were looked up in it
+    cache_hits: int  # of them, found
+    cache_evictions: int  # tokens
     prompt_tokens: int  # rows of prompts run; recomputed ones count again
     generated_tokens: int
     steps: int
@@ -46,9 +52,11 @@ class Engine:
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         policy: str = "fcfs",
+        prefix_caching: bool = True,
         poison_freed_pages: bool = False,
     ) -> None:
-        """The limits default to the runner's own. poison_freed_pages: fill them with NaN (tests)"""
+        """The limits default to the runner's own. prefix_caching: computed prefixes are kept and
+        reused. poison_freed_pages: fill them with NaN (tests)"""
         info = runner.info
         self.runner = runner
         self.max_model_len = min(max_model_len or info.max_model_len, info.max_model_len)
@@ -57,6 +65,8 @@ class Engine:
             info,
             max_model_len=self.max_model_len,
             max_chunk=chunk,
+            copy_pages=runner.copy_pages,
+            caching=prefix_caching,
             on_free=runner.clear_pages if poison_freed_pages else None,
         )
         self.scheduler = Scheduler(
@@ -104,6 +114,11 @@ class Engine:
         self.scheduler.remove(state)
         return True
 
+    def reset_prefix_cache(self) -> bool:
+        """Nothing computed so far is reused by a later request; running ones lose nothing. True."""
+        self.memory.clear_cache()
+        return True
+
     def step(self) -> list[EngineOutput]:
         """Runs one batch: what it brought, for each request that got a token or ended."""
         outputs = list(self.finished_at_door.values())
@@ -119,6 +134,10 @@ class Engine:
             waiting=len(self.scheduler.waiting),
             kv_usage=self.memory.usage,
             preemptions=self.scheduler.num_preemptions,
+            cache_tokens=self.memory.tree.num_tokens,
+            cache_queries=self.scheduler.num_queried_tokens,
+            cache_hits=self.scheduler.num_reused_tokens,
+            cache_evictions=self.memory.tree.num_evicted_tokens,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             steps=self.steps,
@@ -131,6 +150,11 @@ class Engine:
         assert len(states) == len(set(states)) == len(self.states)
         assert set(states) == set(self.states.values())
         assert {state.slot for state in self.scheduler.running} == set(self.memory.held)
+        for state in self.scheduler.running:
+            assert state.slot is not None
+            holding = self.memory.held[state.slot]
+            assert holding.computed == state.num_computed_tokens
+            assert np.shares_memory(holding.ids, state.token_ids)
         for state in self.scheduler.waiting:
             assert state.slot is None
             assert state.num_computed_tokens == 0
@@ -210,7 +234,7 @@ class Engine:
             count = request.sampling.prompt_logprobs or 0
             state.prompt_logprobs += [reader.logprobs(row, count) for row in rows[:scored]]
         self.prompt_tokens += max(0, min(chunk.end, state.num_prompt_tokens) - chunk.start)
-        state.num_computed_tokens = chunk.end
+        self.scheduler.advance(state, chunk.end)
         if not chunk.samples:
             return None
         token = reader.token_ids[rows[-1]]
@@ -231,6 +255,8 @@ class Engine:
         if state.request.sampling.prompt_logprobs is not None:
             output.prompt_logprobs = state.prompt_logprobs
         assert state.first_scheduled_s is not None
+        assert state.num_cached_tokens is not None
+        output.cached_tokens = state.num_cached_tokens
         output.timing = {"arrival": state.arrival_s, "first_scheduled": state.first_scheduled_s}
 
     def _fail(self, state: RequestState, error: str) -> EngineOutput:

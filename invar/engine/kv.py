@@ -1,112 +1,60 @@
-"""KV memory: slabs, pages and block tables.
-
-The arena is a number of equal slabs that belong to the process. A cache group takes slabs whole and
-cuts them into pages of `PAGE_TOKENS` tokens; page p of a group lies in slab ``p // pages_per_slab``
-at index ``p % pages_per_slab``. A slab whose pages are all free goes back to the arbiter, so that
-groups (later: models) can trade memory.
+"""KV memory: who has which pages, and the block tables that say so.
 
 A request that holds memory has a slot: its row in the block table of every group. Tokens of one
-request in one group, with C computed tokens, rows of the coming step ``[C, E)`` and the window W:
+request in one group, with C computed tokens, rows of the coming step ``[C, E)``, the window W, and
+S tokens in pages that are the tree's (see `invar.engine.radix`):
 
-| tokens           | page                                    | owner   | freed by                |
-|------------------|-----------------------------------------|---------|-------------------------|
-| ``[0, F)``       | none; F = page start of ``C - W + 1``   | nobody  | `extend`, behind window |
-| ``[F, C)``       | written                                 | request | `extend` or `give_back` |
-| ``[C, E)``       | written by the coming step              | request | `give_back`             |
-| ``[E, H)``       | held for the rest of the known tokens   | request | `give_back`             |
+| tokens           | page                                    | owner   | freed by                 |
+|------------------|-----------------------------------------|---------|--------------------------|
+| ``[0, F)``       | none; F = page start of ``C - W + 1``   | nobody  | (the tree's eviction)    |
+| ``[F, S)``       | written, whole                          | tree    | the tree, when unused    |
+| ``[S, C)``       | written                                 | request | `give_back`, to the tree |
+| ``[C, E)``       | written by the coming step              | request | `give_back`              |
+| ``[E, H)``       | held for the rest of the known tokens   | request | `give_back`              |
 
-F is 0 in a group without a window. H is a multiple of the page. Table entries of ``[0, F)`` repeat
-the first kept page: whatever a kernel loads for masked positions is an address it may read.
+S is C rounded down to a page, or 0 without prefix caching; then `extend` frees what lies behind the
+window. F is 0 in a group without a window. H is a multiple of the page. Table entries of ``[0, F)``
+repeat the first kept page: whatever a kernel loads for masked positions is an address it may read.
+
+A page that the tree has in part only is copied whole: what lies behind the matching tokens is
+written by the request before it is read, as in any page that somebody else had before.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of, peak_pages
+from invar.engine.pages import PageIds, PagePool, SlabArbiter
+from invar.engine.radix import Match, Node, RadixTree, behind_window, common_bytes
 
-
-class SlabArbiter:
-    """Who owns which slab: a slab is free here or held by exactly one pool."""
-
-    def __init__(self, slabs: int) -> None:
-        self.total = slabs
-        self.free = list(range(slabs - 1, -1, -1))
-
-    def take(self) -> int:
-        """Mutates. The caller has seen that one is free."""
-        return self.free.pop()
-
-    def give_back(self, slab: int) -> None:
-        self.free.append(slab)
-
-
-class PagePool:
-    """The pages of one cache group."""
-
-    def __init__(self, group: GroupMemory, arbiter: SlabArbiter) -> None:
-        self.group = group
-        self.arbiter = arbiter
-        self.slabs: set[int] = set()  # held
-        self.free_of_slab: dict[int, list[int]] = {}  # of the held slabs that have free pages
-        self.num_free = 0
-
-    def slabs_needed(self, pages: int) -> int:
-        """New slabs that `take(pages)` would draw from the arbiter."""
-        return -(-max(0, pages - self.num_free) // self.group.pages_per_slab)
-
-    def take(self, count: int) -> list[int]:
-        """Mutates. The caller has seen that the arbiter has `slabs_needed(count)` slabs.
-
-        Pages of held slabs go first, so that the group holds no more slabs than its peak needs.
-        """
-        for _ in range(self.slabs_needed(count)):
-            self._open_slab()
-        self.num_free -= count
-        taken: list[int] = []
-        while len(taken) < count:
-            slab = min(self.free_of_slab)  # so that the high ones empty and go back
-            pages = self.free_of_slab[slab]
-            use = min(count - len(taken), len(pages))
-            taken += pages[-use:]
-            del pages[-use:]
-            if not pages:
-                del self.free_of_slab[slab]
-        return taken
-
-    def give_back(self, page_ids: list[int]) -> None:
-        """Mutates: the pages are free, and slabs that became whole belong to the arbiter."""
-        per_slab = self.group.pages_per_slab
-        for page in page_ids:
-            slab = page // per_slab
-            pages = self.free_of_slab.setdefault(slab, [])
-            pages.append(page)
-            self.num_free += 1
-            if len(pages) == per_slab:
-                del self.free_of_slab[slab]
-                self.slabs.remove(slab)
-                self.num_free -= per_slab
-                self.arbiter.give_back(slab)
-
-    def _open_slab(self) -> None:
-        slab = self.arbiter.take()
-        self.slabs.add(slab)
-        per_slab = self.group.pages_per_slab
-        first = slab * per_slab
-        self.free_of_slab[slab] = list(range(first + per_slab - 1, first - 1, -1))
-        self.num_free += per_slab
+TokenIds = npt.NDArray[np.int32]
+CopyPages = Callable[[int, PageIds, PageIds], None]  # (group, from, to)
 
 
 @dataclass
 class Held:
     """The pages ``[first, end)`` of a request's table in one group, counted in pages."""
 
-    first: int = 0
-    end: int = 0
+    first: int
+    end: int
+
+
+@dataclass
+class Holding:
+    """What a request with a slot has."""
+
+    ids: TokenIds  # the request's own, of which at least the computed ones are known
+    groups: tuple[Held, ...]
+    node: Node  # where its shared pages end
+    shared: int  # pages of the table that are the tree's
+    computed: int  # tokens
+    publishes: bool  # its whole pages go to the tree
+    generation: int  # of the tree when it came
 
 
 class KVMemory:
@@ -118,60 +66,131 @@ class KVMemory:
         *,
         max_model_len: int,
         max_chunk: int,
-        on_free: Callable[[int, np.ndarray], None] | None = None,
+        copy_pages: CopyPages,
+        caching: bool = True,
+        on_free: Callable[[int, PageIds], None] | None = None,
     ) -> None:
-        """max_chunk: most rows of one request in a step. on_free(group, page ids): tests' poison"""
+        """max_chunk: most rows of one request in a step. caching: whether computed prefixes are
+        kept and reused. on_free(group, page ids): tests' poison"""
         self.arbiter = SlabArbiter(info.slabs)
         self.pools = tuple(PagePool(group, self.arbiter) for group in info.groups)
         self.max_chunk = max_chunk
+        self.copy_pages = copy_pages
+        self.caching = caching
         self.on_free = on_free
+        self.tree = RadixTree(self.pools, self._free)
         shape = (info.max_sequences, pages_of(max_model_len))
         self.tables = tuple(np.zeros(shape, np.int32) for _ in self.pools)
-        self.held: dict[int, tuple[Held, ...]] = {}  # slot → per group
+        self.held: dict[int, Holding] = {}  # by slot
         self.free_slots = list(range(info.max_sequences - 1, -1, -1))
         self.capacity_tokens = self._capacity(max_model_len)
 
-    def open(self, tokens: int) -> int | None:
-        """Mutates: a slot with pages for all `tokens` known tokens, or None when memory is short.
+    def open(
+        self,
+        ids: TokenIds,
+        tokens: int,
+        reusable: int = 0,
+        salt: str | None = None,
+        *,
+        alone: bool = False,
+    ) -> tuple[int, int] | None:
+        """Mutates: a slot with pages for the first `tokens` ids, and how many of the first
+        `reusable` ones are computed already; None when memory is short.
+
+        ids: of the whole request; what is not known yet may be filled in later. alone: nothing is
+        reused or kept, and what is cached goes; nobody else may hold pages then.
 
         Holding what the whole prompt needs at admission keeps two half-read prompts from waiting
         for each other's pages. A window group holds at most its peak.
         """
-        wanted = [self._peak_pages(pool.group, tokens) for pool in self.pools]
-        if not self.free_slots or not self._available(wanted):
+        if not self.free_slots:
             return None
-        slot = self.free_slots.pop()
-        self.held[slot] = tuple(Held() for _ in self.pools)
-        self._take(slot, wanted)
-        return slot
+        if alone:
+            self.tree.clear()
+        caching = self.caching and not alone
+        while True:
+            match = self.match(ids, reusable, salt) if caching else Match()
+            slot = self._take_slot(ids, tokens, match, salt, caching)
+            if slot is None and not self.held and match.tokens:
+                # Nobody is left to wait for: what matches lies scattered over too many slabs.
+                self.tree.clear()
+            elif slot is None or not match.tail_tokens or self._copy_tail(slot, match):
+                return None if slot is None else (slot, match.tokens)
+            else:  # the page to copy from was evicted meanwhile
+                self.give_back(slot)
 
-    def extend(self, slot: int, computed: int, end: int) -> bool:
+    def match(self, ids: TokenIds, reusable: int, salt: str | None) -> Match:
+        """Mutates nothing. What is there of a request's first `reusable` tokens."""
+        if not self.caching or reusable < 1:
+            return Match()
+        data = ids[:reusable].tobytes()
+        match = self.tree.match(salt, data)
+        # The page that a running request is filling may have more of it than the tree.
+        position = match.pages * PAGE_TOKENS
+        for slot, other in self.held.items():
+            if other.node is match.node and other.shared == match.pages:
+                begun = other.ids[position : other.computed].tobytes()
+                tail = common_bytes(begun, data, 4 * position) // 4
+                if tail > match.tail_tokens:
+                    lent = tuple(int(table[slot, match.pages]) for table in self.tables)
+                    match = Match(match.node, match.pages, None, lent, tail)
+        return self.tree.usable(match)
+
+    def advance(self, slot: int, computed: int) -> None:
+        """Mutates: a request's first `computed` tokens are computed. Its pages that are full now
+        become the tree's; where the tree has them already, the request uses the tree's."""
+        holding = self.held[slot]
+        holding.computed = computed
+        begin, end = holding.shared, computed // PAGE_TOKENS
+        if begin == end or not holding.publishes:
+            return
+        data = holding.ids[begin * PAGE_TOKENS : end * PAGE_TOKENS].tobytes()
+        own = [table[slot, begin:end].copy() for table in self.tables]
+        holding.node, kept = self.tree.insert(holding.node, data, own)
+        holding.shared = end
+        for group, (pool, before, after) in enumerate(zip(self.pools, own, kept, strict=True)):
+            twice = before != after
+            if twice.any():
+                pool.use(after[twice])
+                pool.drop(before[twice])
+                self._free(group, before[twice])
+                self.tables[group][slot, begin:end] = after
+                self._repeat_first(slot, group)
+
+    def extend(self, slot: int, end: int) -> bool:
         """Mutates: holds pages up to `end`; where one is missing, what lies behind the window of
-        token `computed` goes first.
+        the first token that is not computed goes first.
 
         Returns False when memory is short; then nothing was taken, and the request cannot run
         before a later call succeeds.
         """
-        if all(end <= held.end * PAGE_TOKENS for held in self.held[slot]):
+        holding = self.held[slot]
+        if all(end <= held.end * PAGE_TOKENS for held in holding.groups):
             return True
-        self._free_behind_window(slot, computed)
-        wanted = [max(0, pages_of(end) - held.end) for held in self.held[slot]]
-        if not self._available(wanted):
+        self._leave_behind_window(slot)
+        wanted = [max(0, pages_of(end) - held.end) for held in holding.groups]
+        if not self._make_room(wanted):
             return False
         self._take(slot, wanted)
-        for table, held in zip(self.tables, self.held[slot], strict=True):
-            if held.first:
-                table[slot, : held.first] = table[slot, held.first]
         return True
 
     def give_back(self, slot: int) -> None:
-        """Mutates: the one way back for a request's pages (finished, preempted, cancelled).
-
-        The index of finished prefixes attaches here: what it keeps does not reach the pools.
-        """
-        for group, held in enumerate(self.held.pop(slot)):
-            self._free(slot, group, held.first, held.end)
+        """Mutates: the one way back for a request's pages (finished, preempted, cancelled)."""
+        holding = self.held[slot]
+        kept = holding.publishes and holding.generation == self.tree.generation
+        if kept and holding.computed % PAGE_TOKENS:
+            self._give_tail(slot, holding)
+        for group, held in enumerate(holding.groups):
+            self._leave(slot, group, held.first, held.end)
+        del self.held[slot]
         self.free_slots.append(slot)
+        self.tree.release(holding.node)
+        if not kept:
+            self.tree.forget(holding.node)
+
+    def clear_cache(self) -> None:
+        """Mutates: no prefix computed so far is found any more."""
+        self.tree.reset()
 
     def block_tables(self, slots: np.ndarray, max_kv_len: int) -> tuple[np.ndarray, ...]:
         """Per group int32 ``[len(slots), pages of max_kv_len]``, copies."""
@@ -188,40 +207,116 @@ class KVMemory:
 
     @property
     def usage(self) -> float:
-        """Share of the arena that holds pages of requests, 0 … 1."""
+        """Share of the arena that requests use, 0 … 1. What is only cached can be had at once."""
         if not self.arbiter.total:
             return 0.0
-        free = len(self.arbiter.free) + sum(
-            pool.num_free / pool.group.pages_per_slab for pool in self.pools
-        )
-        return 1.0 - free / self.arbiter.total
+        used = sum(pool.num_used / pool.group.pages_per_slab for pool in self.pools)
+        return used / self.arbiter.total
 
-    def _available(self, wanted: list[int]) -> bool:
-        slabs = sum(pool.slabs_needed(n) for pool, n in zip(self.pools, wanted, strict=True))
-        return slabs <= len(self.arbiter.free)
+    def _take_slot(
+        self, ids: TokenIds, tokens: int, match: Match, salt: str | None, caching: bool
+    ) -> int | None:
+        node = self.tree.hold(match, salt)
+        slot = self.free_slots.pop()
+        groups = []
+        for group, (pool, table) in enumerate(zip(self.pools, self.tables, strict=True)):
+            window = pool.group.window
+            first = 0 if window is None else behind_window(match.tokens, window)
+            groups.append(Held(first, match.pages))
+            if first < match.pages:
+                self.tree.pages_of(node, group, table[slot], first)
+                pool.use(table[slot, first : match.pages])
+        self.held[slot] = Holding(
+            ids,
+            tuple(groups),
+            node,
+            match.pages,
+            match.pages * PAGE_TOKENS,
+            caching,
+            self.tree.generation,
+        )
+        wanted = [
+            min(pages_of(tokens), held.first + self._peak_pages(pool.group, tokens)) - held.end
+            for pool, held in zip(self.pools, groups, strict=True)
+        ]
+        if self._make_room(wanted):
+            self._take(slot, wanted)
+            return slot
+        self.give_back(slot)
+        return None
+
+    def _copy_tail(self, slot: int, match: Match) -> bool:
+        """Copies the page that matches partly. False where it has been evicted."""
+        sources = self.tree.tail_pages(match)
+        if sources is None:
+            return False
+        for group, source in enumerate(sources):
+            target = self.tables[group][slot, match.pages : match.pages + 1]
+            self.copy_pages(group, np.array([source], np.int32), target.copy())
+        self.held[slot].computed = match.tokens
+        return True
+
+    def _give_tail(self, slot: int, holding: Holding) -> None:
+        """The last page, partly filled, becomes the tree's unless it has those ids."""
+        page = holding.shared
+        data = holding.ids[page * PAGE_TOKENS : holding.computed].tobytes()
+        pages = [table[slot, page : page + 1] for table in self.tables]
+        if self.tree.insert_tail(holding.node, data, pages):
+            holding.shared += 1
+
+    def _make_room(self, wanted: list[int]) -> bool:
+        """Mutates: evicts until `wanted` pages per group can be taken. False, and nothing is
+        evicted, where what requests use leaves no room for them."""
+        pools = list(zip(self.pools, wanted, strict=True))
+        total = self.arbiter.total - sum(pool.num_used_slabs for pool in self.pools)
+        if sum(pool.slabs_needed_at_best(count) for pool, count in pools) > total:
+            return False
+        while sum(pool.slabs_needed(count) for pool, count in pools) > len(self.arbiter.free):
+            slabs = sum(pool.slabs_needed(count) for pool, count in pools)
+            slabs -= len(self.arbiter.free)
+            short = max(
+                min(count - len(pool.free), slabs * pool.group.pages_per_slab)
+                for pool, count in pools
+            )
+            found = self.tree.evict(max(1, short))
+            assert found, "what requests leave is not all free"
+        return True
 
     def _take(self, slot: int, wanted: list[int]) -> None:
-        for pool, table, held, count in zip(
-            self.pools, self.tables, self.held[slot], wanted, strict=True
-        ):
+        groups = zip(self.pools, self.held[slot].groups, wanted, strict=True)
+        for group, (pool, held, count) in enumerate(groups):
             if count:
-                table[slot, held.end : held.end + count] = pool.take(count)
+                self.tables[group][slot, held.end : held.end + count] = pool.take(count)
                 held.end += count
+            self._repeat_first(slot, group)
 
-    def _free_behind_window(self, slot: int, computed: int) -> None:
-        for group, (pool, held) in enumerate(zip(self.pools, self.held[slot], strict=True)):
+    def _repeat_first(self, slot: int, group: int) -> None:
+        held = self.held[slot].groups[group]
+        if 0 < held.first < held.end:
+            self.tables[group][slot, : held.first] = self.tables[group][slot, held.first]
+
+    def _leave_behind_window(self, slot: int) -> None:
+        holding = self.held[slot]
+        for group, (pool, held) in enumerate(zip(self.pools, holding.groups, strict=True)):
             if pool.group.window is None:
                 continue
-            first = max(0, computed - pool.group.window + 1) // PAGE_TOKENS
+            first = behind_window(holding.computed, pool.group.window)
             if first > held.first:
-                self._free(slot, group, held.first, first)
+                self._leave(slot, group, held.first, first)
                 held.first = first
+                self._repeat_first(slot, group)
 
-    def _free(self, slot: int, group: int, first: int, end: int) -> None:
-        page_ids = self.tables[group][slot, first:end]
-        if self.on_free is not None:
-            self.on_free(group, page_ids.copy())
-        self.pools[group].give_back(page_ids.tolist())
+    def _leave(self, slot: int, group: int, first: int, end: int) -> None:
+        """The request no longer uses these pages; those that are not the tree's are free."""
+        pages = self.tables[group][slot, first:end].copy()
+        self.pools[group].drop(pages)
+        self._free(group, pages[max(0, self.held[slot].shared - first) :])
+
+    def _free(self, group: int, page_ids: PageIds) -> None:
+        if len(page_ids):
+            if self.on_free is not None:
+                self.on_free(group, page_ids.copy())
+            self.pools[group].give_back(page_ids)
 
     def _peak_pages(self, group: GroupMemory, tokens: int) -> int:
         return peak_pages(tokens, group.window, self.max_chunk)
@@ -237,28 +332,39 @@ class KVMemory:
     # ------------------------------------------------------------------------------------ tests
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless free + held = total and no page is in two places."""
+        """Raises AssertionError unless free + cached + held = total, no page is in two places, and
+        tables and tree say the same."""
         held_slabs = [slab for pool in self.pools for slab in pool.slabs]
-        slabs = Counter(self.arbiter.free + held_slabs)
-        assert slabs == Counter(range(self.arbiter.total)), f"slabs lost or doubled: {slabs}"
-        assert set(self.free_slots).isdisjoint(self.held)
-        assert len(self.free_slots) + len(self.held) == len(self.tables[0])
+        slabs = sorted(self.arbiter.free + held_slabs)
+        assert slabs == list(range(self.arbiter.total)), f"slabs lost or doubled: {slabs}"
+        slots = sorted([*self.free_slots, *self.held])
+        assert slots == list(range(len(self.tables[0]))), f"slots lost or doubled: {slots}"
+        self.tree.check_integrity([holding.node for holding in self.held.values()])
+        for slot, holding in self.held.items():
+            self._check_holding(slot, holding)
         for group, pool in enumerate(self.pools):
-            self._check_pool(group, pool)
+            cached: list[int] = []
+            for node in self.tree.nodes():
+                cached += node.pages[group][node.first[group] :].tolist()
+            named: list[int] = []
+            for slot, holding in self.held.items():
+                held = holding.groups[group]
+                named += self.tables[group][slot, held.first : held.end].tolist()
+            pool.check_integrity(cached, named)
 
-    def _check_pool(self, group: int, pool: PagePool) -> None:
-        per_slab = pool.group.pages_per_slab
-        free = [page for pages in pool.free_of_slab.values() for page in pages]
-        assert len(free) == pool.num_free, f"{pool.group.name}: {len(free)} != {pool.num_free}"
-        assert all(0 < len(pages) < per_slab for pages in pool.free_of_slab.values())
-        owned: list[int] = []
-        for slot, groups in self.held.items():
-            held, table = groups[group], self.tables[group][slot]
+    def _check_holding(self, slot: int, holding: Holding) -> None:
+        assert holding.shared == holding.node.end
+        whole = holding.computed // PAGE_TOKENS if holding.publishes else 0
+        assert holding.shared == whole, "a full page that is not the tree's"
+        for group, held in enumerate(holding.groups):
+            table = self.tables[group][slot]
             assert 0 <= held.first <= held.end
-            assert (table[: held.first] == table[held.first]).all()
-            owned += table[held.first : held.end].tolist()
-        pages = Counter(free + owned)
-        expected = Counter(
-            page for slab in pool.slabs for page in range(slab * per_slab, (slab + 1) * per_slab)
-        )
-        assert pages == expected, f"{pool.group.name}: pages lost or doubled"
+            if held.first < held.end:
+                assert (table[: held.first] == table[held.first]).all()
+            shared = table.copy()
+            self.tree.pages_of(holding.node, group, shared, held.first)
+            assert np.array_equal(shared, table), "table and tree differ"
+        path, node = b"", holding.node
+        while node.parent is not None:
+            path, node = node.key + path, node.parent
+        assert holding.ids[: holding.shared * PAGE_TOKENS].tobytes() == path, "ids of strangers"

@@ -75,7 +75,11 @@ def load_engine(config: EngineConfig) -> LoadedModel:
             raise
     # Eager is slower than need be, so it is said to those too who see warnings alone.
     logger.log(logging.WARNING if config.enforce_eager else logging.INFO, runner.info.plan)
-    engine = Engine(runner, policy=config.scheduling_policy)
+    engine = Engine(
+        runner,
+        policy=config.scheduling_policy,
+        prefix_caching=config.enable_prefix_caching is not False,
+    )
     door = Door(
         vocab_size=runner.info.vocab_size,
         max_model_len=engine.max_model_len,

@@ -59,7 +59,8 @@ class EngineRequest:
     min_tokens: int = 0  # no stop token before that many
     output_token_ids: np.ndarray | None = None  # int32: already generated (resumed request)
     priority: int = 0  # lower runs earlier, where the policy looks at it
-    cache_salt: str | None = None
+    cache_salt: str | None = None  # prefixes are shared only between requests of one salt
+    reads_cache: bool = True  # False: every row is computed, whatever is known of the prefix
 
 
 @dataclass(frozen=True)
@@ -84,5 +85,5 @@ class EngineOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id that fired
     error: str | None = None
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt, found computed; once, with the first token
     timing: dict[str, float] = field(default_factory=dict)  # arrival, first scheduled (monotonic s)

@@ -10,7 +10,9 @@ from bisect import insort
 from collections.abc import Iterator
 from typing import Protocol
 
+from invar.backends.runner import PAGE_TOKENS
 from invar.engine.kv import KVMemory
+from invar.engine.radix import common_bytes
 from invar.engine.state import Chunk, RequestState
 
 
@@ -70,7 +72,10 @@ class Scheduler:
         self.max_running = max_running
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
+        self.last_victim: RequestState | None = None
         self.num_preemptions = 0
+        self.num_queried_tokens = 0  # of prompts, looked up in the cache
+        self.num_reused_tokens = 0  # of them, found
 
     def add(self, state: RequestState) -> None:
         insort(self.waiting, state, key=self.policy.key)
@@ -86,15 +91,18 @@ class Scheduler:
                 self._extend(state, plan)
 
         # Then waiting ones in order, never around the first: what it needs becomes free in the end.
-        # Not beside a preemption, whose victim would come straight back.
-        while not plan.preempted and self._can_admit(plan):
-            state = self.waiting[0]
-            state.slot = self.memory.open(state.num_tokens)
-            if state.slot is None:
-                break
-            insort(self.running, self.waiting.pop(0), key=self.policy.key)
+        # Not beside a preemption, whose victim would come straight back, unless nothing else runs.
+        while self._can_admit(plan) and self._admit(self.waiting[0]):
+            state = self.waiting.pop(0)
+            insort(self.running, state, key=self.policy.key)
             self._extend(state, plan)
         return list(plan.chunks.values())
+
+    def advance(self, state: RequestState, computed: int) -> None:
+        """The request's first `computed` tokens have been run."""
+        assert state.slot is not None
+        state.num_computed_tokens = computed
+        self.memory.advance(state.slot, computed)
 
     def remove(self, state: RequestState) -> None:
         """Forgets a request in any state: finished, failed or cancelled."""
@@ -106,7 +114,8 @@ class Scheduler:
         state.slot = None
 
     def preempt(self, state: RequestState) -> None:
-        """Takes a running request's pages. It comes back by recomputation and loses no token."""
+        """Takes a running request's pages. It comes back by recomputation of what the cache lost
+        by then, and loses no token."""
         assert state.slot is not None
         self.running.remove(state)
         self.memory.give_back(state.slot)
@@ -114,6 +123,7 @@ class Scheduler:
         state.num_computed_tokens = 0
         state.num_preemptions += 1
         self.num_preemptions += 1
+        self.last_victim = state
         insort(self.waiting, state, key=self.policy.key)
 
     def states(self) -> Iterator[RequestState]:
@@ -123,11 +133,62 @@ class Scheduler:
     def _can_admit(self, plan: Plan) -> bool:
         if not self.waiting or len(self.running) >= self.max_running or not plan.tokens_left:
             return False
+        if plan.preempted and plan.chunks:
+            return False
         # Pages of strangers in half-used slabs can leave a request short although it fits alone;
         # once that has happened it runs with nobody beside it.
         return not self.running or not (
             self.waiting[0].needs_all_memory or self.running[0].needs_all_memory
         )
+
+    def _admit(self, state: RequestState) -> bool:
+        """Gives a waiting request its slot, with what is computed of it already."""
+        if self._prefix_is_coming(state):
+            return False
+        opened = self.memory.open(
+            state.token_ids,
+            state.num_tokens,
+            state.num_reusable,
+            state.request.cache_salt,
+            alone=state.needs_all_memory,
+        )
+        if opened is None:
+            return False
+        state.slot, state.num_computed_tokens = opened
+        if state.num_cached_tokens is None:
+            self._count_reuse(state)
+        return True
+
+    def _count_reuse(self, state: RequestState) -> None:
+        """Once for each request: what it finds of itself after a preemption is not reuse."""
+        state.num_cached_tokens = min(state.num_computed_tokens, state.num_prompt_tokens)
+        if self.memory.caching and state.request.reads_cache:
+            self.num_queried_tokens += state.num_prompt_tokens
+            self.num_reused_tokens += state.num_cached_tokens
+
+    def _prefix_is_coming(self, state: RequestState) -> bool:
+        """Whether a running request that comes before this one is about to compute a page of it or
+        more: then it waits for that. (Less is computed twice rather than waited for.)"""
+        if not self.memory.caching:
+            return False
+        ids = state.token_ids[: state.num_reusable].tobytes()
+        for other in self.running:
+            if (
+                other.num_remaining < PAGE_TOKENS
+                or other.request.cache_salt != state.request.cache_salt
+                or self.policy.key(other) > self.policy.key(state)
+            ):
+                continue
+            common = common_bytes(other.token_ids[: other.num_tokens].tobytes(), ids, 0) // 4
+            spared = common - other.num_computed_tokens
+            if spared >= PAGE_TOKENS and common - self._num_found(state) >= PAGE_TOKENS:
+                return True
+        return False
+
+    def _num_found(self, state: RequestState) -> int:
+        """Tokens of a waiting request that are computed already."""
+        salt = state.request.cache_salt
+        return self.memory.match(state.token_ids, state.num_reusable, salt).tokens
 
     def _extend(self, state: RequestState, plan: Plan) -> None:
         """Plans the request's next rows; when pages are short, the last in order give theirs."""
@@ -136,8 +197,8 @@ class Scheduler:
         count = min(state.num_remaining, plan.tokens_left)
         if not count:
             return
-        while not self.memory.extend(state.slot, start, start + count):
-            victim = self.running[-1]
+        while not self.memory.extend(state.slot, start + count):
+            victim = self._victim()
             plan.drop(victim)
             plan.preempted = True
             if len(self.running) == 1:
@@ -146,3 +207,11 @@ class Scheduler:
             if victim is state:
                 return
         plan.add(Chunk.of(state, start, start + count))
+
+    def _victim(self) -> RequestState:
+        """The last in order, but not the last victim once more while another one can yield. The
+        first in order yields to nobody."""
+        last = self.running[-1]
+        if last is self.last_victim and len(self.running) > 2:
+            return self.running[-2]
+        return last

@@ -32,6 +32,7 @@ class RequestState:
     first_scheduled_s: float | None = None
     slot: int | None = None  # row of block tables and sampling table while it is running
     num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None  # of the prompt, found computed; None: not run yet
     num_preemptions: int = 0
     needs_all_memory: bool = False  # was short of pages with nobody beside it
     has_reported: bool = False  # the first output has gone out
@@ -82,6 +83,14 @@ class RequestState:
     def num_scored(self) -> int:
         """Rows of the prompt whose score is known. Nothing says how likely token 0 was."""
         return len(self.prompt_logprobs) - 1
+
+    @property
+    def num_reusable(self) -> int:
+        """Most tokens that need no row of this request: the last one's row draws, and a row that
+        scores the prompt has to be run."""
+        if not self.request.reads_cache:
+            return 0
+        return self.num_scored if self.scores_prompt else self.num_tokens - 1
 
     def append(self, token_id: int) -> None:
         self.token_ids[self.num_tokens] = token_id

@@ -36,14 +36,18 @@ REQUEST_BUCKETS = (
 )  # fmt: skip
 TOKEN_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
-# vLLM's name → the engine's own (`EngineStats`).
+# vLLM's name → the engine's own (`EngineStats`). What vLLM does not count has a prefix of ours.
 GAUGES = {
     "num_requests_running": "running",
     "num_requests_waiting": "waiting",
     "kv_cache_usage_perc": "kv_usage",
+    "prefix_cache_tokens": "cache_tokens",
 }
 TOTALS = {
     "num_preemptions": "preemptions",
+    "prefix_cache_queries": "cache_queries",
+    "prefix_cache_hits": "cache_hits",
+    "prefix_cache_evicted_tokens": "cache_evictions",
 }
 
 
@@ -61,9 +65,19 @@ class Metrics:
             "kv_cache_usage_perc": self._gauge(
                 "kv_cache_usage_perc", "KV pages in use, 0 to 1.", alias="gpu_cache_usage_perc"
             ),
+            "prefix_cache_tokens": self._gauge(
+                "prefix_cache_tokens", "Tokens that the prefix cache holds.", prefix="invar"
+            ),
         }
         self._totals = {
             "num_preemptions": self._counter("num_preemptions", "Requests set back to the queue."),
+            "prefix_cache_queries": self._counter(
+                "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
+            ),
+            "prefix_cache_hits": self._counter("prefix_cache_hits", "Of them, found computed."),
+            "prefix_cache_evicted_tokens": self._counter(
+                "prefix_cache_evicted_tokens", "Tokens evicted for want of memory.", prefix="invar"
+            ),
         }
         self._seen_totals = dict.fromkeys(self._totals, 0.0)
         self._create_token_metrics()
@@ -126,13 +140,13 @@ class Metrics:
             "request_params_n", "Choices asked for.", (1.0, 2.0, 5.0, 10.0, 20.0)
         )
 
-    def _gauge(self, name: str, text: str, alias: str | None = None) -> Gauge:
-        metric = Gauge(f"vllm:{name}", text, tuple(self._labels), registry=self.registry)
+    def _gauge(self, name: str, text: str, alias: str | None = None, prefix: str = "vllm") -> Gauge:
+        metric = Gauge(f"{prefix}:{name}", text, tuple(self._labels), registry=self.registry)
         self._add_alias(metric, name, alias)
         return metric.labels(**self._labels)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        metric = Counter(f"vllm:{name}", text, tuple(self._labels), registry=self.registry)
+    def _counter(self, name: str, text: str, prefix: str = "vllm") -> Counter:
+        metric = Counter(f"{prefix}:{name}", text, tuple(self._labels), registry=self.registry)
         return metric.labels(**self._labels)
 
     def _histogram(

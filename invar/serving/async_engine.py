@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason
 from invar.observe.metrics import Metrics
 from invar.serving.choice import Assembler, Choice, ChoiceDelta
-from invar.serving.messages import Abort, Add, EnginePort, StepReport
+from invar.serving.messages import Abort, Add, EnginePort, ResetCache, StepReport
 
 
 class EngineDeadError(RuntimeError):
@@ -138,6 +138,12 @@ class AsyncEngine:
                 self._observe_end(live, "abort")
         self._port.send(Abort(tuple(sorted(request_ids))))
 
+    def reset_prefix_cache(self) -> None:
+        """Calls submitted after this reuse nothing computed before. Raises EngineDeadError."""
+        if self.fatal is not None:
+            raise EngineDeadError(self.fatal)
+        self._port.send(ResetCache())
+
     def _deliver_from_thread(self, report: StepReport) -> None:
         assert self._loop is not None
         try:
@@ -190,7 +196,7 @@ class AsyncEngine:
         if live.last_token is None:
             live.first_token = now
             self._metrics.observe_first_token(
-                now - live.arrival, len(live.request.prompt_token_ids), output.cached_tokens
+                now - live.arrival, len(live.request.prompt_token_ids), output.cached_tokens or 0
             )
         else:
             self._metrics.observe_gap((now - live.last_token) / tokens, tokens)

@@ -45,7 +45,7 @@ class ChoiceDelta:
     stop_reason: int | str | None = None
     error: str | None = None
     refused: bool = False  # the error is the request's own: it can never run
-    cached_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt, found computed; with the first token
 
     @property
     def items(self) -> int:
@@ -66,7 +66,8 @@ class ChoiceDelta:
         self.stop_reason = later.stop_reason
         self.error = later.error
         self.refused = later.refused
-        self.cached_tokens = max(self.cached_tokens, later.cached_tokens)
+        if later.cached_tokens is not None:
+            self.cached_tokens = later.cached_tokens
 
 
 class Choice:

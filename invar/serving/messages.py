@@ -27,7 +27,12 @@ class Abort:
     request_ids: tuple[str, ...]
 
 
-Command = Add | Abort
+@dataclass(frozen=True)
+class ResetCache:
+    """Requests that are added later reuse nothing computed before."""
+
+
+Command = Add | Abort | ResetCache
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,8 @@ class StepEngine(Protocol):
         """Raises ValueError for a request that can never run."""
 
     def abort(self, request_id: str) -> object: ...
+
+    def reset_prefix_cache(self) -> object: ...
 
     def step(self) -> list[EngineOutput]: ...
 

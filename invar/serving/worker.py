@@ -9,7 +9,14 @@ import threading
 from collections.abc import Mapping
 
 from invar.engine.request import EngineOutput, FinishReason
-from invar.serving.messages import Abort, Add, Command, Deliver, StepEngine, StepReport
+from invar.serving.messages import (
+    Abort,
+    Command,
+    Deliver,
+    ResetCache,
+    StepEngine,
+    StepReport,
+)
 
 logger = logging.getLogger("invar.serving")
 
@@ -73,7 +80,9 @@ class EngineThread:
                     self._live.discard(request_id)
                     self._engine.abort(request_id)
             return
-        assert isinstance(command, Add)
+        if isinstance(command, ResetCache):
+            self._engine.reset_prefix_cache()
+            return
         for request in command.requests:
             try:
                 self._engine.add_request(request)

@@ -32,6 +32,16 @@ void clear_pages(PlanBuilder& builder, int64_t group, nb::handle pages) {
   builder.plan().clear_pages(group, ids.data, ids.shape[0]);
 }
 
+void copy_pages(PlanBuilder& builder, int64_t group, nb::handle sources, nb::handle targets) {
+  const auto from = view<const int32_t, 1>(sources, "sources");
+  const auto to = view<const int32_t, 1>(targets, "targets");
+  if (from.shape[0] != to.shape[0]) {
+    throw std::invalid_argument("copy_pages: " + std::to_string(from.shape[0]) + " sources, " +
+                                std::to_string(to.shape[0]) + " targets");
+  }
+  builder.plan().copy_pages(group, from.data, to.data, from.shape[0]);
+}
+
 nb::ndarray<nb::numpy, float> read_matrix(PlanBuilder& builder, int64_t id, int64_t rows) {
   const Matrix matrix = builder.matrix_at(id);
   if (rows < 0 || rows > matrix.rows) throw std::invalid_argument("read_matrix: too many rows");
@@ -115,6 +125,7 @@ void bind_plan(nb::module_& module) {
       .def("finish", &PlanBuilder::finish)
       .def("run", &run, nb::arg("batch"), nb::arg("result"))
       .def("clear_pages", &clear_pages, nb::arg("group"), nb::arg("page_ids"))
+      .def("copy_pages", &copy_pages, nb::arg("group"), nb::arg("sources"), nb::arg("targets"))
       .def("read_matrix", &read_matrix, nb::arg("matrix"), nb::arg("rows"))
       .def("set_profile", [](PlanBuilder& b, bool on) { b.plan().set_profile(on); })
       .def("profile", [](PlanBuilder& b) { return profile_list(b.plan()); })

@@ -152,12 +152,25 @@ std::vector<StepTime> Plan::profile() const { return times_; }
 void Plan::clear_pages(int64_t group, const int32_t* pages, int64_t count) const {
   const CacheGroup& cache = execution_.groups.at(group);
   for (int64_t i = 0; i < count; ++i) {
-    if (pages[i] < 0 || pages[i] >= cache.page_count) {
-      throw std::invalid_argument("page " + std::to_string(pages[i]) + " is not one of the " +
-                                  std::to_string(cache.page_count) + " of its group");
-    }
-    std::memset(cache.pages.at(pages[i]), 0xFF, cache.pages.page_bytes);
+    std::memset(page_at(cache, pages[i]), 0xFF, cache.pages.page_bytes);
   }
+}
+
+void Plan::copy_pages(int64_t group, const int32_t* sources, const int32_t* targets,
+                      int64_t count) const {
+  const CacheGroup& cache = execution_.groups.at(group);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint8_t* source = page_at(cache, sources[i]);
+    std::memcpy(page_at(cache, targets[i]), source, cache.pages.page_bytes);
+  }
+}
+
+uint8_t* Plan::page_at(const CacheGroup& group, int32_t page) const {
+  if (page < 0 || page >= group.page_count) {
+    throw std::invalid_argument("page " + std::to_string(page) + " is not one of the " +
+                                std::to_string(group.page_count) + " of its group");
+  }
+  return group.pages.at(page);
 }
 
 }  // namespace invar

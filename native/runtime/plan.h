@@ -57,6 +57,11 @@ class Plan {
   // Fills pages with NaN: bf16 and fp32 alike read it as such.
   void clear_pages(int64_t group, const int32_t* pages, int64_t count) const;
 
+  // Copies whole pages one to one; no page is both read and written. Throws std::invalid_argument
+  // for a page that does not exist.
+  void copy_pages(int64_t group, const int32_t* sources, const int32_t* targets,
+                  int64_t count) const;
+
   void set_profile(bool on) { profile_ = on; }
   // Of every step, body first, since profiling was switched on; a step without items is not called.
   std::vector<StepTime> profile() const;
@@ -69,6 +74,7 @@ class Plan {
 
  private:
   void check(const BatchView& batch) const;
+  uint8_t* page_at(const CacheGroup& group, int32_t page) const;
   void check_sequence(const BatchView& batch, int64_t sequence) const;
   void check_sampling(const BatchView& batch) const;
   void prepare(const BatchView& batch);

@@ -114,6 +114,7 @@ class ScriptedEngine:
         self.running: dict[str, _Running] = {}
         self.seen: list[EngineRequest] = []
         self.aborted: list[str] = []
+        self.resets = 0
         self.steps = 0
 
     @property
@@ -130,6 +131,10 @@ class ScriptedEngine:
         self.aborted.append(request_id)
         return self.running.pop(request_id, None) is not None
 
+    def reset_prefix_cache(self) -> bool:
+        self.resets += 1
+        return True
+
     def stats(self) -> dict[str, float]:
         running = len(self.running)
         return {"running": running, "waiting": 0, "kv_usage": running / 100, "preemptions": 3}
@@ -140,7 +145,7 @@ class ScriptedEngine:
 
     def _advance(self, state: _Running) -> EngineOutput:
         request = state.request
-        output = EngineOutput(request.id, [], cached_tokens=1 if not state.tokens else 0)
+        output = EngineOutput(request.id, [], cached_tokens=1 if not state.tokens else None)
         if not state.tokens:
             output.timing = {"arrival": time.monotonic(), "first_scheduled": time.monotonic()}
             count = request.sampling.prompt_logprobs

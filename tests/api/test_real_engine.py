@@ -139,3 +139,51 @@ def test_metrics_of_the_real_engine(real: RealServer) -> None:
     for name in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"):
         (line,) = [line for line in text.splitlines() if line.startswith(f"vllm:{name}{{")]
         assert float(line.rpartition(" ")[2]) == 0
+
+
+# -------------------------------------------------------------------------------- prefix caching
+
+
+def cached(answer: dict[str, Any]) -> int:
+    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def metric(real: RealServer, name: str) -> float:
+    lines = real.http.get("/metrics").text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def test_b48_usage_and_metrics_count_what_was_reused(real: RealServer) -> None:
+    prompt = [7 + i % 90 for i in range(100)]
+    real.complete(prompt=[1])
+    found, asked = (metric(real, f"vllm:prefix_cache_{n}_total") for n in ("hits", "queries"))
+    assert cached(real.complete(prompt=prompt, max_tokens=4, cache_salt="A")) == 0
+    assert cached(real.complete(prompt=prompt, max_tokens=4, cache_salt="B")) == 0
+    assert cached(real.complete(prompt=prompt, max_tokens=4, cache_salt="A")) == 99
+    real.settle()
+    assert metric(real, "vllm:prefix_cache_hits_total") - found == 99
+    assert metric(real, "vllm:prefix_cache_queries_total") - asked == 300
+    assert metric(real, "invar:prefix_cache_tokens") >= 200
+    refuses = {"cache_salt": "A", "skip_reading_prefix_cache": True}
+    assert cached(real.complete(prompt=prompt, max_tokens=4, **refuses)) == 0
+
+
+def test_b25_choices_report_what_the_call_found(real: RealServer) -> None:
+    fields = {"prompt": [5 + i % 80 for i in range(60)], "n": 3, "temperature": 1.0, "seed": 3}
+    assert cached(real.complete(**fields)) == 0
+    assert cached(real.complete(**fields)) == 59
+    real.settle()
+
+
+@pytest.mark.parametrize("path", ["/v1/cache/reset", "/reset_prefix_cache"])
+def test_the_cache_is_reset(real: RealServer, path: str) -> None:
+    prompt = [9 + i % 70 for i in range(50)]
+    real.complete(prompt=prompt)
+    before = real.complete(prompt=prompt, **SEEDED)
+    assert cached(before) == 49
+    assert real.http.post(path).status_code == 200
+    after = real.complete(prompt=prompt, **SEEDED)
+    assert cached(after) == 0
+    assert after["choices"] == before["choices"]
+    assert real.http.get(path).status_code == 405

@@ -21,7 +21,9 @@ def request(
         ids = np.random.default_rng(seed).integers(0, VOCAB, prompt)
     else:
         ids = np.array(prompt)
-    own = ("stop_token_ids", "min_tokens", "priority", "output_token_ids")
+    own = (
+        "stop_token_ids", "min_tokens", "priority", "output_token_ids", "cache_salt", "reads_cache"
+    )  # fmt: skip
     return EngineRequest(
         id=request_id,
         prompt_token_ids=ids.astype(np.int32),
@@ -49,6 +51,7 @@ class Client:
         self.answers: dict[str, Answer] = {}
         self.errors: dict[str, str] = {}
         self.outputs: list[EngineOutput] = []
+        self.cached: dict[str, int] = {}  # tokens of the prompt that were reused
 
     def add(self, *requests: EngineRequest) -> None:
         for one in requests:
@@ -87,6 +90,8 @@ class Client:
             answer.prompt_logprobs = output.prompt_logprobs
         if output.finish_reason is not None:
             answer.finish_reason = str(output.finish_reason)
+        if output.cached_tokens is not None:
+            self.cached[output.request_id] = output.cached_tokens
         if output.error is not None:
             self.errors[output.request_id] = output.error
 

@@ -119,6 +119,12 @@ class HashRunner:
     def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
         self.pages[group][page_ids] = POISON
 
+    def copy_pages(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
+        assert set(sources.tolist()).isdisjoint(targets.tolist())
+        cells, per_slab = self.pages[group], self.info.groups[group].pages_per_slab
+        cells[targets] = cells[sources]
+        self.slab_of.update(dict.fromkeys((targets // per_slab).tolist(), group))
+
     def close(self) -> None:
         self.closed = True
 

@@ -37,7 +37,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
     [
         ("swap_space", 32),
         ("enable_chunked_prefill", False),
-        ("enable_prefix_caching", True),
+        ("prefix_caching_hash_algo", "sha256"),
         ("kv_cache_dtype", "fp8"),
         ("dtype", "float16"),
         ("block_size", 16),

@@ -94,8 +94,9 @@ def test_pages_behind_the_window_come_back_before_the_end() -> None:
     most = 0
     while client.engine.has_unfinished:
         client.step()
-        for groups in client.engine.memory.held.values():
-            most = max(most, groups[1].end - groups[1].first)
+        for holding in client.engine.memory.held.values():
+            window = holding.groups[1]
+            most = max(most, window.end - window.first)
     assert most == 3  # 31 + 32 tokens across page boundaries; without the window it would be 7
 
 
@@ -126,21 +127,22 @@ def test_half_used_slabs_of_strangers_cannot_stop_the_oldest() -> None:
 def test_a_victim_whose_row_was_planned_does_not_run() -> None:
     """The young one decodes and is planned first; then the old one's prompt needs its page."""
     info = runner_info(slabs=40, window=20, max_tokens_per_step=24)
-    engine = make_engine(info, policy="priority")
+    engine = make_engine(info, policy="priority", prefix_caching=False)
     client = Client(engine)
+    pool = engine.memory.pools[0]
     old, young = request("old", 220, 4, priority=-1), request("young", 5, 60)
     client.add(young)
     client.step()
     client.add(old)
     planned = 0
     while engine.has_unfinished:
-        free, preemptions = engine.memory.arbiter.free, engine.stats().preemptions
-        stolen: list[int] = []
+        preemptions = engine.stats().preemptions
+        stolen = np.empty(0, np.int32)
         if engine.steps > 2 and engine.scheduler.running[0].num_remaining > 1:
-            stolen = free[:]  # as if strangers held them
-            free.clear()
+            stolen = pool.take(len(engine.memory.arbiter.free))  # by strangers
         outputs = engine.step()
-        free += stolen
+        pool.drop(stolen)
+        pool.give_back(stolen)
         if engine.stats().preemptions > preemptions:
             planned += 1
             assert "young" not in {output.request_id for output in outputs}

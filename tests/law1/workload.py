@@ -97,7 +97,7 @@ class Setting:
     length: int = MAX_MODEL_LEN
 
 
-def engine_of(model: str, setting: Setting = Setting()) -> Engine:
+def engine_of(model: str, setting: Setting = Setting(), *, prefix_caching: bool = True) -> Engine:
     source = source_of(model)
     graph = registry.build(source)
     slab_bytes = plan_slabs(graph.groups).slab_bytes
@@ -111,7 +111,7 @@ def engine_of(model: str, setting: Setting = Setting()) -> Engine:
         threads=setting.threads,
         vocab_size=len(source.metadata["tokenizer.ggml.tokens"]),
     )
-    engine = Engine(runner, poison_freed_pages=True)
+    engine = Engine(runner, prefix_caching=prefix_caching, poison_freed_pages=True)
     poison_all(engine)
     return engine
 
@@ -125,8 +125,8 @@ def poison_all(engine: Engine) -> None:
 
 
 def alone(model: str, requests: tuple[EngineRequest, ...], setting: Setting) -> dict[str, Answer]:
-    """Every request with the engine to itself."""
-    engine = engine_of(model, setting)
+    """Every request with the engine to itself, and nothing computed before."""
+    engine = engine_of(model, setting, prefix_caching=False)
     answers: dict[str, Answer] = {}
     for request in requests:
         client = Client(engine)

@@ -98,14 +98,13 @@ def test_options_without_effect_get_one_notice(llm: LLM, caplog: pytest.LogCaptu
     llm.generate("a", neutral)
     assert not caplog.records
     params = SamplingParams(
-        max_tokens=1, output_kind=RequestOutputKind.DELTA, stream_interval=4,
-        skip_reading_prefix_cache=True,
+        max_tokens=1, output_kind=RequestOutputKind.DELTA, stream_interval=4
     )  # fmt: skip
     for _ in range(2):
         llm.generate(["a", "b"], params)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3
-    for name in ("output_kind", "stream_interval", "skip_reading_prefix_cache"):
+    assert len(said) == 2
+    for name in ("output_kind", "stream_interval"):
         assert sum(name in line for line in said) == 1
 
 
@@ -366,3 +365,17 @@ def test_template_variables_may_have_any_name(llm: LLM, name: str) -> None:
     plain = llm.chat(conversation, GREEDY)
     named = llm.chat(conversation, GREEDY, chat_template_kwargs={name: 1})
     assert texts(named) == texts(plain)
+
+
+def test_what_was_reused_is_reported_and_can_be_forgotten(llm: LLM) -> None:
+    def found(**options: Any) -> int:
+        params = SamplingParams(max_tokens=3, **options)
+        return llm.generate("one two three", params)[0].num_cached_tokens
+
+    tokens = len(llm.model.tokenizer.encode("one two three"))
+    llm.reset_prefix_cache()
+    assert found(n=3, temperature=1.0) == 0
+    assert found() == tokens - 1
+    assert found(skip_reading_prefix_cache=True) == 0
+    assert llm.reset_prefix_cache()
+    assert found() == 0

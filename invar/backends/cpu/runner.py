@@ -134,6 +134,13 @@ class CpuRunner:
     def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
         self._plan.clear_pages(group, np.ascontiguousarray(page_ids, dtype=np.int32))
 
+    def copy_pages(self, group: int, sources: np.ndarray, targets: np.ndarray) -> None:
+        self._plan.copy_pages(
+            group,
+            np.ascontiguousarray(sources, dtype=np.int32),
+            np.ascontiguousarray(targets, dtype=np.int32),
+        )
+
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
         """Raw logits ``[rows, model's logits]`` of the last tile of the last step, for tests."""
         logits = self.plan_sizes.lowered.logits

@@ -1,0 +1,512 @@
+"""The prefix cache: a radix tree over token ids whose nodes own pages.
+
+A node is a run of pages that follows its parent's. Its key is the ids of the run as bytes, so that
+comparing is `memcmp`; only a leaf may end within a page. Children are sorted by the ids of their
+first page, and no two begin with the same page. What has the longest common prefix with a page
+is then next to where the page would stand, so a partly matching page is found without looking at
+the other children. A root stands for a `cache_salt`: nothing is shared between two roots.
+
+Pages of tokens that a request computed, with S shared, C computed, F behind its window:
+
+| tokens       | owner | of the tree's pages a request uses | evicted                            |
+|--------------|-------|------------------------------------|------------------------------------|
+| ``[0, F)``   | tree  | none (window groups)               | first, unless a node's last window |
+| ``[F, S)``   | tree  | all                                | never while the request runs       |
+| ``[S, C)``   | the request; the tree once it ends (its last page, partly filled)         ||
+
+S is C rounded down to a page: a page goes to the tree when it is full, so a request that comes with
+the same prompt finds what the first one has computed so far. The end of a running request's shared
+pages is the end of a node (`holders` counts them), so what a request uses of a node in a window
+group is a suffix of it, and so is what is left there of pages: ``pages[first:]``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from invar.backends.runner import PAGE_TOKENS
+from invar.engine.pages import PageIds, PagePool
+
+ID_BYTES = 4  # int32
+PAGE_BYTES = PAGE_TOKENS * ID_BYTES  # of ids
+
+Free = Callable[[int, PageIds], None]  # (group, pages that nobody uses)
+RootName = tuple[int, str | None]  # (generation, cache_salt)
+
+
+class Node:
+    """A run of pages. A root has none."""
+
+    __slots__ = (
+        "children", "first", "holders", "key", "keys", "name", "pages", "parent", "queued",
+        "serial", "start", "used_at",
+    )  # fmt: skip
+
+    def __init__(
+        self, parent: Node | None, start: int, key: bytes, pages: list[PageIds], serial: int
+    ) -> None:
+        self.parent = parent
+        self.start = start  # pages before it
+        self.key = key
+        self.pages = pages  # per group, one for each page of the key
+        self.first = [0] * len(pages)  # per group: pages before that are gone
+        self.keys: list[bytes] = []  # of the children: their first pages, ascending
+        self.children: list[Node] = []
+        self.holders = 0  # running requests whose shared pages end with this node
+        self.used_at = 0
+        self.queued = False  # among the leaves to evict
+        self.serial = serial
+        self.name: RootName | None = None  # of a root
+
+    @property
+    def num_pages(self) -> int:
+        return -(-len(self.key) // PAGE_BYTES)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_pages
+
+    @property
+    def end_tokens(self) -> int:
+        return self.start * PAGE_TOKENS + len(self.key) // ID_BYTES
+
+    @property
+    def first_page(self) -> bytes:
+        return self.key[:PAGE_BYTES]
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it can be evicted."""
+        return not self.children and not self.holders and self.parent is not None
+
+    def nearest(self, data: bytes, position: int) -> tuple[Node, int] | None:
+        """The child that has most ids in common with what begins at `position`, and how many bytes
+        they are; None where no child has any."""
+        page = data[position : position + PAGE_BYTES]
+        index = bisect_left(self.keys, page)
+        if index < len(self.keys) and self.keys[index] == page:
+            child = self.children[index]
+            return child, common_bytes(child.key, data, position)
+        best, most = None, 0
+        for child in self.children[max(0, index - 1) : index + 1]:
+            common = common_bytes(child.first_page, page, 0)
+            if common > most:
+                best, most = child, common
+        return (best, most) if best is not None else None
+
+    def put(self, child: Node) -> None:
+        index = self.index(child)
+        self.keys.insert(index, child.first_page)
+        self.children.insert(index, child)
+
+    def remove(self, child: Node) -> None:
+        index = self.index(child)
+        del self.keys[index], self.children[index]
+
+    def index(self, child: Node) -> int:
+        return bisect_left(self.keys, child.first_page)
+
+
+@dataclass
+class Match:
+    """What is there of a prompt. Stays true until the tree is mutated."""
+
+    node: Node | None = None  # the deepest node of which whole pages match; None: the root
+    pages: int = 0  # that match whole, from the root on; the node may have more
+    source: Node | None = None  # begins (after a split of `node`) with a page that matches partly
+    lent: tuple[int, ...] | None = None  # in its place, per group: the page of a running request
+    tail_tokens: int = 0  # that match in it
+
+    @property
+    def tokens(self) -> int:
+        return self.pages * PAGE_TOKENS + self.tail_tokens
+
+
+class RadixTree:
+    """Owner of the pages of finished prefixes. Belongs to the engine's thread."""
+
+    def __init__(self, pools: Sequence[PagePool], free: Free) -> None:
+        """free: called for pages that leave the tree."""
+        self.pools = pools
+        self.free = free
+        self.windows = [
+            (group, pool.group.window)
+            for group, pool in enumerate(pools)
+            if pool.group.window is not None
+        ]
+        self.generation = 0
+        self.roots: dict[RootName, Node] = {}
+        self.clock = 0
+        self.serials = itertools.count()
+        self.leaves: list[tuple[int, int, Node]] = []  # a heap; used_at may be out of date
+        self.wide: dict[Node, None] = {}  # may have pages before their last window
+        self.num_tokens = 0
+        self.num_evicted_tokens = 0
+
+    # -------------------------------------------------------------------------------- matching
+
+    def match(self, salt: str | None, data: bytes) -> Match:
+        """Mutates nothing. data: ids that may be reused, as bytes of int32."""
+        node = self.roots.get((self.generation, salt))
+        if node is None:
+            return Match()
+        position = 0
+        while found := node.nearest(data, position):
+            child, common = found
+            whole, tail = divmod(common // ID_BYTES, PAGE_TOKENS)
+            if tail or whole < child.num_pages:
+                deepest = child if whole else node
+                return Match(deepest, node.end + whole, child if tail else None, None, tail)
+            node, position = child, position + common
+        return Match(node, node.end)
+
+    def usable(self, match: Match) -> Match:
+        """Mutates nothing. The longest part of a match whose last window is there in every group:
+        all of it, its whole pages, or those up to the end of an earlier node."""
+        node, pages = match.node, match.pages
+        if node is None or not self.windows:
+            return match
+        if match.tail_tokens and self._has_windows(node, pages, match.tokens):
+            source = match.source
+            page = 0 if source is None or source is not node else pages - node.start
+            if source is None or all(first <= page for first in source.first):
+                return match
+        while node.parent is not None:
+            if self._has_windows(node, pages, pages * PAGE_TOKENS):
+                return Match(node, pages)
+            node, pages = node.parent, node.start
+        return Match(node, 0)
+
+    def _has_windows(self, node: Node, pages: int, tokens: int) -> bool:
+        return all(
+            self._has_window(group, behind_window(tokens, window), node, pages)
+            for group, window in self.windows
+        )
+
+    def _has_window(self, group: int, needed: int, node: Node, end: int) -> bool:
+        """Whether the group's pages ``[needed, end)`` are there; `node` has page ``end - 1``."""
+        while needed < end and node.parent is not None:
+            if max(needed, node.start) < node.start + node.first[group]:
+                return False
+            node, end = node.parent, node.start
+        return True
+
+    # --------------------------------------------------------------------------------- holding
+
+    def hold(self, match: Match, salt: str | None) -> Node:
+        """Mutates: the node whose end is that of the match's whole pages, held. To be released."""
+        node = match.node
+        if node is None:
+            node = self._root(salt)
+        elif match.pages < node.end:
+            node = self._split(node, match.pages - node.start)
+        node.holders += 1
+        self._touch(match.source or node)
+        return node
+
+    def _root(self, salt: str | None) -> Node:
+        name = (self.generation, salt)
+        if name not in self.roots:
+            root = self._new(None, 0, b"", [])
+            root.name = name
+            self.roots[name] = root
+        return self.roots[name]
+
+    def release(self, node: Node) -> None:
+        """Mutates: a node that was held or got as the end of an insertion may be evicted."""
+        node.holders -= 1
+        self._settle(node)
+
+    def pages_of(self, node: Node, group: int, table: np.ndarray, first: int) -> None:
+        """Writes the group's pages ``[first, end of node)`` into a block table."""
+        end = node.end
+        while first < end and node.parent is not None:
+            begin = max(first, node.start)
+            table[begin:end] = node.pages[group][begin - node.start : end - node.start]
+            node, end = node.parent, node.start
+
+    def tail_pages(self, match: Match) -> tuple[int, ...] | None:
+        """Per group the page to copy from, once the match is held. None: it has been evicted."""
+        if match.source is None:
+            return match.lent
+        if not match.source.key or any(match.source.first):
+            return None
+        return tuple(int(pages[0]) for pages in match.source.pages)
+
+    # ------------------------------------------------------------------------------- inserting
+
+    def insert(
+        self, node: Node, data: bytes, runs: Sequence[PageIds]
+    ) -> tuple[Node, list[PageIds]]:
+        """Mutates: whole pages of ids that follow `node`, which the caller holds; the hold moves to
+        the node that is returned.
+
+        runs: per group the caller's page for each. Returned beside the node: per group the tree's
+        page for each, the caller's own one where there was none.
+        """
+        kept = [run.copy() for run in runs]
+        position, total = 0, len(runs[0])
+        while position < total:
+            child = self._child(node, data, position * PAGE_BYTES)
+            if child is None:
+                rest = [run[position:] for run in runs]
+                child = self._append(node, data[position * PAGE_BYTES :], rest)
+                stop = total
+            else:
+                stop = position + child.num_pages
+                self._exchange(child, [run[position:stop] for run in kept])
+            node.holders -= 1
+            child.holders += 1
+            node, position = child, stop
+        self._touch(node)
+        return node, kept
+
+    def _exchange(self, node: Node, runs: Sequence[PageIds]) -> None:
+        """Of pages that are there twice the tree's stay; those that it lacks, it takes."""
+        for group, run in enumerate(runs):
+            gone = node.first[group]
+            node.pages[group][:gone] = run[:gone]
+            node.first[group] = 0
+            run[gone:] = node.pages[group][gone:]
+        self._widen(node)
+
+    def insert_tail(self, node: Node, data: bytes, pages: Sequence[PageIds]) -> bool:
+        """Mutates: a page that is not full, of a request that holds `node` and ends.
+
+        Per group one page. False where the tree has these ids already: then the page is not taken.
+        """
+        found = node.nearest(data, 0)
+        if found is not None and found[1] == len(data):
+            self._touch(found[0])
+            return False
+        self._drop_prefix_of(node, data)
+        self._touch(self._append(node, data, pages))
+        return True
+
+    def _child(self, node: Node, data: bytes, position: int) -> Node | None:
+        """The child with the page at `position`, cut where it leaves what follows."""
+        page = data[position : position + PAGE_BYTES]
+        index = bisect_left(node.keys, page)
+        if index == len(node.keys) or node.keys[index] != page:
+            self._drop_prefix_of(node, page)
+            return None
+        child = node.children[index]
+        whole = common_bytes(child.key, data, position) // PAGE_BYTES
+        return child if whole == child.num_pages else self._split(child, whole)
+
+    def _append(self, node: Node, data: bytes, pages: Sequence[PageIds]) -> Node:
+        """A leaf that only the caller holds grows; any other node gets a child."""
+        self.num_tokens += len(data) // ID_BYTES
+        if node.children or node.holders > 1 or node.parent is None:
+            child = self._new(node, node.end, data, [run.copy() for run in pages])
+            node.put(child)
+            node = child
+            self._settle(node)
+        else:
+            node.key += data
+            both = zip(node.pages, pages, strict=True)
+            node.pages = [np.concatenate((old, new)) for old, new in both]
+        self._widen(node)
+        return node
+
+    def _drop_prefix_of(self, node: Node, page: bytes) -> None:
+        """A partly filled page that a fuller one begins with is of no more use."""
+        index = bisect_left(node.keys, page)
+        if index and page.startswith(node.keys[index - 1]):
+            self._trim(node.children[index - 1], 1)
+
+    def _split(self, node: Node, pages: int) -> Node:
+        """Cuts a node's first `pages` pages off as its new parent, which is returned."""
+        parent = node.parent
+        assert parent is not None
+        assert 0 < pages < node.num_pages
+        upper = self._new(
+            parent, node.start, node.key[: pages * PAGE_BYTES], [p[:pages] for p in node.pages]
+        )
+        upper.first = [min(first, pages) for first in node.first]
+        upper.used_at = node.used_at
+        parent.children[parent.index(node)] = upper
+        node.parent, node.start = upper, node.start + pages
+        node.key = node.key[pages * PAGE_BYTES :]
+        node.pages = [p[pages:] for p in node.pages]
+        node.first = [max(0, first - pages) for first in node.first]
+        upper.put(node)
+        self._widen(upper)
+        return upper
+
+    def _new(self, parent: Node | None, start: int, key: bytes, pages: list[PageIds]) -> Node:
+        return Node(parent, start, key, pages, next(self.serials))
+
+    def _touch(self, node: Node | None) -> None:
+        self.clock += 1
+        while node is not None:
+            node.used_at = self.clock
+            node = node.parent
+
+    def _settle(self, node: Node) -> None:
+        """To be called where a node may have become a leaf: queues it, or forgets an empty root."""
+        if node.is_leaf:
+            if not node.queued:
+                node.queued = True
+                heapq.heappush(self.leaves, (node.used_at, node.serial, node))
+        elif node.name is not None and not node.children and not node.holders:
+            del self.roots[node.name]
+
+    # -------------------------------------------------------------------------------- evicting
+
+    def evict(self, pages: int) -> bool:
+        """Mutates: frees something that no request uses, `pages` pages of a group if there are so
+        many in one place. False when there is nothing left to evict.
+
+        In this order: pages before the last window of a node's end (they serve only prompts that
+        part from the node's run in its middle); from the least recently used leaf the last pages;
+        at last windows that end in the middle of running requests.
+        """
+        return self._evict_wide() or self._evict_leaf(pages) or self._evict_windows()
+
+    def clear(self) -> None:
+        """Mutates: evicts all that no running request uses."""
+        while self.evict(1 << 30):
+            pass
+
+    def reset(self) -> None:
+        """Mutates: nothing computed so far is found any more. What running requests use leaves the
+        memory with them."""
+        self.clear()
+        self.generation += 1
+
+    def forget(self, node: Node) -> None:
+        """Mutates: evicts what nobody else uses of the path to a node, which was released."""
+        while node.is_leaf:
+            parent = node.parent
+            self._trim(node, node.num_pages)
+            assert parent is not None
+            node = parent
+
+    def _evict_leaf(self, pages: int) -> bool:
+        while self.leaves:
+            used_at, serial, node = self.leaves[0]
+            if not node.is_leaf:
+                heapq.heappop(self.leaves)
+                node.queued = False
+            elif node.used_at != used_at:
+                heapq.heapreplace(self.leaves, (node.used_at, serial, node))
+            else:
+                before = self.num_tokens
+                self._trim(node, min(pages, node.num_pages))
+                self.num_evicted_tokens += before - self.num_tokens
+                return True
+        return False
+
+    def _trim(self, node: Node, count: int) -> None:
+        """Gives a leaf's last `count` pages back; one without pages leaves the tree."""
+        left = node.num_pages - count
+        self.num_tokens -= len(node.key) // ID_BYTES
+        for group, pages in enumerate(node.pages):
+            self.free(group, pages[max(left, node.first[group]) :])
+        parent = node.parent
+        assert parent is not None
+        if not left:
+            parent.remove(node)
+            node.parent = None
+            self.wide.pop(node, None)
+        node.key = node.key[: left * PAGE_BYTES]
+        node.pages = [pages[:left] for pages in node.pages]
+        node.first = [min(first, left) for first in node.first]
+        self.num_tokens += len(node.key) // ID_BYTES
+        if not left:
+            self._settle(parent)
+
+    def _widen(self, node: Node) -> None:
+        if self.windows:
+            self.wide[node] = None
+
+    def _evict_wide(self) -> bool:
+        for node in list(self.wide):
+            freed, blocked = False, False
+            for group, window in self.windows:
+                stop = behind_window(node.end_tokens, window) - node.start
+                freed |= self._evict_front(node, group, stop)
+                blocked |= node.first[group] < min(stop, node.num_pages)
+            if not blocked:
+                del self.wide[node]
+            if freed:
+                return True
+        return False
+
+    def _evict_windows(self) -> bool:
+        freed = False
+        for node in self.nodes():
+            for group, _ in self.windows:
+                freed |= self._evict_front(node, group, node.num_pages)
+        return freed
+
+    def _evict_front(self, node: Node, group: int, stop: int) -> bool:
+        """Frees pages before index `stop`, up to the first one in use."""
+        first = node.first[group]
+        pages = node.pages[group][first : max(first, min(stop, node.num_pages))]
+        in_use = np.flatnonzero(self.pools[group].users[pages])
+        if len(in_use):
+            pages = pages[: in_use[0]]
+        if not len(pages):
+            return False
+        node.first[group] = first + len(pages)
+        self.free(group, pages)
+        return True
+
+    # --------------------------------------------------------------------------------- looking
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the roots, parents first."""
+        stack = list(self.roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack += node.children
+
+    def check_integrity(self, holders: Sequence[Node]) -> None:
+        """holders: of each running request the node where its shared pages end."""
+        queued = {node for _, _, node in self.leaves}
+        assert len(queued) == len(self.leaves)
+        for root in self.roots.values():
+            assert root.children or root.holders, "an empty root"
+        for node in [*self.roots.values(), *self.nodes()]:
+            assert node.keys == [child.first_page for child in node.children] == sorted(node.keys)
+            for left, right in itertools.pairwise(node.keys):
+                assert not right.startswith(left), "a page that a sibling begins with"
+            assert all(child.parent is node and child.start == node.end for child in node.children)
+            assert node.holders == sum(holder is node for holder in holders)
+            assert node.queued == (node in queued)
+            assert node.queued or not node.is_leaf, "a leaf that cannot be evicted"
+            assert not len(node.key) % PAGE_BYTES or not node.children
+            for first, pages in zip(node.first, node.pages, strict=True):
+                assert 0 <= first <= len(pages) == node.num_pages
+            if node.parent is not None:
+                assert node.num_pages, "an empty node"
+        names = set(self.nodes()) | set(self.roots.values())
+        assert names.issuperset(holders), "a request holds a node that has left the tree"
+        assert names.issuperset(self.wide)
+        assert self.num_tokens == sum(len(node.key) for node in self.nodes()) // ID_BYTES
+
+
+def behind_window(tokens: int, window: int) -> int:
+    """The first page that a row at position `tokens` sees."""
+    return max(0, tokens - window + 1) // PAGE_TOKENS
+
+
+def common_bytes(key: bytes, data: bytes, position: int) -> int:
+    """How many bytes of whole ids `key` has in common with what begins at `position` of `data`."""
+    if data.startswith(key, position):
+        return len(key)
+    count = min(len(key), len(data) - position) // ID_BYTES
+    if not count:
+        return 0
+    differs = np.frombuffer(key, np.int32, count) != np.frombuffer(data, np.int32, count, position)
+    return ID_BYTES * (int(differs.argmax()) if differs.any() else count)
