@@ -1,6 +1,7 @@
-// Throughput of the linear kernels on one core: GOPS (2 x multiply-adds) with weights in L2, beside
-// the machine's own int8 peak (a loop of vpmaddubsw + vpaddw), GB/s of weights streamed from memory
-// at one row, and packing. Usage: linear_bench [isa] [format]
+// Throughput of the linear kernels on one core: GOPS (2 x multiply-adds) with weights in L2 and
+// with weights streamed from memory, beside the machine's own int8 peak (a loop of vpmaddubsw +
+// vpaddw), GB/s of weights streamed at one row, quantising and packing. Usage: linear_bench [isa]
+// [format]
 #include <sys/mman.h>
 
 #include <chrono>
@@ -82,7 +83,7 @@ int main(int argc, char** argv) {
 #endif
   printf("%s; int8 peak (vpmaddubsw + vpaddw): %.0f GOPS\n", isa.c_str(), peak);
   const int64_t k = 2048;
-  const int counts[] = {1, 2, 4, 6, 16, 64, 512};
+  const int counts[] = {1, 2, 4, 6, 8, 16, 32, 64, 512};
   const size_t stream_bytes = 192u << 20;
   uint8_t* stream = memory(stream_bytes);
   double read = best_time(
@@ -95,7 +96,7 @@ int main(int argc, char** argv) {
       },
       0.5);
   printf("memory read: %.1f GB/s\n%-6s", (double)stream_bytes / read / 1e9, "");
-  for (int m : counts) printf("       M=%-5d", m);
+  for (int m : counts) printf("     M=%-5d", m);
   printf("  stream GB/s  quantise GB/s  pack GB/s\n");
   std::mt19937 rng(1);
   for (int fi = 0; fi < (int)WeightFormat::count; fi++) {
@@ -120,15 +121,27 @@ int main(int argc, char** argv) {
           },
           0.15);
       double gops = 2.0 * m * 32 * k * panels / t / 1e9;
-      printf("  %5.1f %4.0f%%", gops, peak > 0 ? 100 * gops / peak : 0.0);
+      printf("  %5.0f %2.0f%%", gops, peak > 0 ? 100 * gops / peak : 0.0);
     }
-    const int64_t all = stream_bytes / pb;
-    double t = best_time(
-        [&] {
-          for (int64_t p = 0; p < all; p++)
-            kernels->gemm(f, stream + p * pb, k, act, stride, 1, out.data(), 32);
-        },
-        0.5);
+    // Another part of memory every time: the L3 never holds the next one.
+    std::string streamed;
+    double rate = 0;
+    for (int m : counts) {
+      if (m > 64) break;
+      const int64_t all = stream_bytes / pb, part = m <= 8 ? all / 2 : all / 8;
+      int64_t at = 0;
+      double t = best_time(
+          [&] {
+            for (int64_t p = 0; p < part; p++, at = (at + 1) % all)
+              kernels->gemm(f, stream + at * pb, k, act, stride, m, out.data(), 32);
+          },
+          0.3);
+      double gops = 2.0 * m * 32 * k * part / t / 1e9;
+      char text[32];
+      snprintf(text, sizeof text, "  %5.0f %2.0f%%", gops, peak > 0 ? 100 * gops / peak : 0.0);
+      streamed += text;
+      if (m == 1) rate = part * pb / t / 1e9;
+    }
     double q = best_time(
         [&] {
           for (int i = 0; i < 64; i++) kernels->quantize(af, x.data(), k, act);
@@ -138,8 +151,8 @@ int main(int argc, char** argv) {
     uint8_t* rows = memory(32 << 20);
     double pack = best_time([&] { kernels->pack(f, rows, n, k, 0, n / 32, stream); }, 0.3);
     munmap(rows, 32 << 20);
-    printf("  %10.1f  %12.1f  %9.2f\n", all * pb / t / 1e9, 64 * k * 4 / q / 1e9,
-           n * row_bytes / pack / 1e9);
+    printf("  %10.1f  %12.1f  %9.2f\n stream%s\n", rate, 64 * k * 4 / q / 1e9,
+           n * row_bytes / pack / 1e9, streamed.c_str());
     std::free(act);
   }
 }

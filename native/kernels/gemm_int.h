@@ -20,19 +20,20 @@ namespace invar::INVAR_ISA {
 // Register tiles: rows x kTileVectors vectors of W columns. One broadcast of an activation quad
 // serves all vectors, one load of codes all rows. Above so many rows a slab's codes are widened to
 // bytes once instead of once per row tile: kWidenHighBits for q5_0 and q6_k, kWidenNibbles for the
-// 4-bit formats (0: never). Measured on Zen 3 at M = 6, widened against not: q5_0 159 and 138 GOPS,
-// q6_k 176 and 160, q4_k 193 and 213.
-//   avx512: 32 registers: 6 x 2 sums, 6 x 2 accumulators, 4 codes. Unpacking a nibble is free there
-//           (its ports are idle), so only five and six bit codes are widened.
+// 4-bit formats (0: never). Measured on Zen 3, widened against not: at M = 6 q5_0 159 and 138 GOPS,
+// q6_k 176 and 160; at M = 8 q4_k 203 and 217, q4_0 163 and 176.
+//   avx512: 32 registers: 4 x 2 sums and totals, 4 codes, masks and constants (6 x 2 would spill in
+//           q6_k and is no faster); on widened codes 6 x 2. Unpacking a nibble is free there (its
+//           ports are idle), so only five and six bit codes are widened.
 //   avx2:   16 registers: 4 x 2 sums, 4 codes of a nibble pair, mask, broadcast, 2 products; on
 //           widened codes 6 x 2 sums, 2 codes, broadcast, product.
 //   portable: 16 of SSE2, 32 of NEON.
 #if defined(INVAR_ISA_AVX512)
-constexpr int kPackedRows = 6, kWideRows = 6, kTileVectors = 2;
+constexpr int kPackedRows = 4, kWideRows = 6, kTileVectors = 2;
 constexpr int kWidenHighBits = 15, kWidenNibbles = 0;
 #elif defined(INVAR_ISA_AVX2)
 constexpr int kPackedRows = 4, kWideRows = 6, kTileVectors = 2;
-constexpr int kWidenHighBits = 5, kWidenNibbles = 7;
+constexpr int kWidenHighBits = 5, kWidenNibbles = 8;
 #else
 constexpr int kPackedRows = 4, kWideRows = 4, kTileVectors = 1;
 constexpr int kWidenHighBits = 7, kWidenNibbles = 7;
@@ -101,14 +102,29 @@ INVAR_INLINE void fold(float* out, VI sum, VF d, VF da) {
   store(out, fma(to_float(sum), d * da, load(out)));
 }
 
-// A tile of few rows streams its panel from DRAM faster than the hardware prefetcher asks for it.
-// One to two KiB ahead took one core from 15 to 20 GB/s (Zen 3; 4 KiB and more was erratic). What
+// What is read next, on its way from DRAM while this is computed: more than the hardware prefetcher
+// asks for, spread so evenly that requests never queue up. A lone row asks kAheadBytes ahead of
+// what it reads (one to two KiB took a core of Zen 3 from 15 to 20 GB/s; 4 KiB and more was
+// erratic). Larger tiles ask for their share of the next slab with every group: q4_k from memory at
+// M = 4, 8, 16 rose from 42, 43, 53 to 57, 60, 62 % of the int8 peak (from L2: 62, 64, 65). What
 // lies past the panel is the next one, or nothing: a prefetch does not fault.
 constexpr int kAheadBytes = 2048;
 
-template <int bytes>
-INVAR_INLINE void prefetch_ahead(const uint8_t* p) {
-  INVAR_UNROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + kAheadBytes + i, 0, 2);
+struct Ahead {
+  const uint8_t *next, *end;  // of the next slab: what nobody asked for yet
+  int64_t share;
+};
+
+// With every group; `lone`: the tile reads `bytes` at p itself, once and in order.
+template <bool lone, int bytes>
+INVAR_INLINE void prefetch(Ahead& ahead, const uint8_t* p) {
+  if constexpr (lone) {
+    INVAR_UNROLL for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + kAheadBytes + i, 0, 2);
+  } else {
+    const uint8_t* stop = ahead.next + ahead.share;
+    if (stop > ahead.end) stop = ahead.end;
+    for (; ahead.next < stop; ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
+  }
 }
 
 // ---------------------------------------------------------------- tiles
@@ -117,13 +133,11 @@ INVAR_INLINE void prefetch_ahead(const uint8_t* p) {
 template <class F, bool widened, int R, int C>
 INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int vector,
                             const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
-                            int64_t out_stride) {
+                            int64_t out_stride, Ahead& ahead) {
   using Record = typename F::Record;
   const Rows<R> rows(act, act_stride);
   for (int b = 0; b < blocks; b++) {
-    if constexpr (!widened) {
-      if (vector == 0) prefetch_ahead<Record::bytes>(record);
-    }
+    prefetch<R == 1 && !widened, Record::bytes>(ahead, record);
     VI sums[R][C];
     group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
     INVAR_UNROLL for (int c = 0; c < C; c++) {
@@ -147,11 +161,12 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
 
 template <int R, int C>
 INVAR_NOINLINE void tile_q8_0(const uint8_t* record, int blocks, int vector, const uint8_t* act,
-                              int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride) {
+                              int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride,
+                              Ahead& ahead) {
   using Record = RecordQ8_0;
   const Rows<R> rows(act, act_stride);
   for (int b = 0; b < blocks; b++) {
-    if (R == 1 && vector == 0) prefetch_ahead<Record::bytes>(record);
+    prefetch<R == 1, Record::bytes>(ahead, record);
     VI sums[R][C];
     INVAR_UNROLL for (int r = 0; r < R; r++) {
       VI start = wide_start(set1_pair(rows.p[r] + at.starts));
@@ -181,7 +196,7 @@ INVAR_NOINLINE void tile_q8_0(const uint8_t* record, int blocks, int vector, con
 template <class F, bool widened, int R, int C>
 INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int vector,
                              const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
-                             int64_t out_stride) {
+                             int64_t out_stride, Ahead& ahead) {
   using Record = typename F::Record;
   const Rows<R> rows(act, act_stride);
   VI totals[R][C];
@@ -190,9 +205,9 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
   }
   const int8_t* scales = (const int8_t*)record + Record::scales + vector * W;
   for (int g = 0; g < kSlabK / F::kGroup; g++) {
-    if constexpr (!widened) {
-      if (vector == 0) prefetch_ahead<F::kGroupBytes>(codes);
-    }
+    // In equal parts, header included: q4_k's ten lines in one go cost a lone row 15 % of its rate.
+    constexpr int kPart = Record::bytes / (kSlabK / F::kGroup);
+    prefetch<R == 1 && !widened, kPart>(ahead, record + g * kPart);
     VI sums[R][C];
     group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
     INVAR_UNROLL for (int c = 0; c < C; c++) {
@@ -250,33 +265,36 @@ struct Slab {
   SlabOffsets at;
   float* out;
   int64_t out_stride;
+  Ahead ahead;
 };
 
 template <class F, bool widened, int R, int C>
-INVAR_INLINE void tile(const Slab& s, int row, int vector) {
+INVAR_INLINE void tile(Slab& s, int row, int vector) {
   const uint8_t* act = s.act + row * s.act_stride;
   float* out = s.out + row * s.out_stride;
   const uint8_t* codes = widened ? s.widened : s.record + F::Record::codes;
   if constexpr (std::is_same_v<F, FormatQ8_0>)
-    tile_q8_0<R, C>(s.record, s.blocks, vector, act, s.act_stride, s.at, out, s.out_stride);
+    tile_q8_0<R, C>(s.record, s.blocks, vector, act, s.act_stride, s.at, out, s.out_stride,
+                    s.ahead);
   else if constexpr (F::Record::k == 32)
     tile_32<F, widened, R, C>(s.record, codes, s.blocks, vector, act, s.act_stride, s.at, out,
-                              s.out_stride);
+                              s.out_stride, s.ahead);
   else
-    tile_256<F, widened, R, C>(s.record, codes, vector, act, s.act_stride, s.at, out, s.out_stride);
+    tile_256<F, widened, R, C>(s.record, codes, vector, act, s.act_stride, s.at, out, s.out_stride,
+                               s.ahead);
 }
 
 // R rows of all columns. One row takes all vectors in one pass, to read the panel once and in
 // order.
 template <class F, bool widened, int R>
-INVAR_INLINE void row_tile(const Slab& s, int row) {
+INVAR_INLINE void row_tile(Slab& s, int row) {
   constexpr int C = R == 1 ? (kPanelVectors < 4 ? kPanelVectors : 4) : kTileVectors;
   for (int v = 0; v < kPanelVectors; v += C) tile<F, widened, R, C>(s, row, v);
 }
 
 // What is left after full tiles: by tiles of at most R rows.
 template <class F, bool widened, int R>
-INVAR_INLINE void last_rows(const Slab& s, int row, int rows) {
+INVAR_INLINE void last_rows(Slab& s, int row, int rows) {
   if (rows - row >= R) {
     row_tile<F, widened, R>(s, row);
     row += R;
@@ -285,7 +303,7 @@ INVAR_INLINE void last_rows(const Slab& s, int row, int rows) {
 }
 
 template <class F, bool widened>
-INVAR_INLINE void all_rows(const Slab& s, int rows) {
+INVAR_INLINE void all_rows(Slab& s, int rows) {
   // A K-quant's int32 totals want registers too: twice the tile would spill twice as much.
   constexpr int R = widened && F::Record::k == 32 ? kWideRows : kPackedRows;
   int row = 0;
@@ -299,11 +317,14 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
   constexpr bool kHighBits = std::is_same_v<F, FormatQ5_0> || std::is_same_v<F, FormatQ6_K>;
   constexpr bool kBytes = std::is_same_v<F, FormatQ8_0>;
   constexpr int kWidenRows = kBytes ? 0 : kHighBits ? kWidenHighBits : kWidenNibbles;
-  constexpr int kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
+  constexpr int64_t kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
   const ActLayout layout = act_layout(act_format, k);
   const int scale_bytes = kSlabK / F::Record::k * 4;
   const int start_bytes = F::Record::k == 32 ? 8 * 4 : 16 * 4;
   const int sum_bytes = F::Record::k == 32 ? 8 * 4 : 8 * 2;
+  if (rows == 0) return;
+  const int tiles =
+      (rows + kWideRows - 1) / kWideRows * (kPanelVectors / kTileVectors);  // of a slab, at least
   alignas(64) uint8_t widened[kSlabK * kPanelColumns];
   for (int r = 0; r < rows; r++) memset(out + r * out_stride, 0, kPanelColumns * 4);
   for (int64_t slab = 0; slab * kSlabK < k; slab++) {
@@ -315,8 +336,12 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
            act_stride,
            {},
            out,
-           out_stride};
+           out_stride,
+           {}};
     if (left < s.blocks) s.blocks = (int)left;
+    s.ahead.next = s.record + s.blocks * F::Record::bytes;
+    s.ahead.end = s.ahead.next + kSlabBytes;
+    s.ahead.share = kSlabBytes / (tiles * s.blocks * (F::Record::k / F::kGroup));
     s.at = {slab * kSlabK, layout.scale_offset + slab * scale_bytes,
             layout.sum_offset + slab * start_bytes, layout.scaled_sum_offset + slab * sum_bytes};
     if constexpr (kWidenRows > 0) {
