@@ -8,12 +8,12 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 NATIVE := $(shell find native CMakeLists.txt pyproject.toml -type f)
 BIN := $(VENV)/bin
 
-.PHONY: serve test build lint types imports native-test python-test format clean
+.PHONY: serve test build lint types imports native-test sanitize python-test format clean
 
 serve: $(VENV)/.installed
 	$(BIN)/invar serve --host 127.0.0.1 --port $(PORT)
 
-test: lint types imports native-test python-test
+test: lint types imports native-test sanitize python-test
 
 build: $(VENV)/.installed
 
@@ -45,6 +45,19 @@ native-test: $(VENV)/.dev
 	  -DINVAR_NATIVE_TESTS=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	$(BIN)/cmake --build build/native --target native_tests -j $(JOBS)
 	$(BIN)/ctest --test-dir build/native --output-on-failure
+
+# Memory and undefined behaviour in all kernels; data races in the pool and the executor.
+sanitize: $(VENV)/.dev
+	for kind in address,undefined thread; do \
+	  $(BIN)/cmake -S . -B build/$$kind -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	    -DINVAR_NATIVE_TESTS=ON -DINVAR_SANITIZE=$$kind \
+	    -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null || exit 1; \
+	done
+	$(BIN)/cmake --build build/address,undefined --target native_tests -j $(JOBS)
+	$(BIN)/ctest --test-dir build/address,undefined -j $(JOBS) --output-on-failure
+	$(BIN)/cmake --build build/thread --target runtime_test -j $(JOBS)
+	TSAN_OPTIONS=die_after_fork=0 $(BIN)/ctest --test-dir build/thread -R runtime_test \
+	  --output-on-failure
 
 python-test: $(VENV)/.dev
 	$(BIN)/pytest
