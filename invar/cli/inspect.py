@@ -25,6 +25,7 @@ def parser() -> CommandParser:
     parser.model()
     parser.flag("--json", help="for programs")
     parser.flag("--tensors", help="list every tensor")
+    parser.flag("--plan", help="steps and bytes a token before and after each pass")
     parser.value("--lengths", metavar="N,N", help="KV memory at these tokens, as 512,4096")
     return parser
 
@@ -36,6 +37,8 @@ def execute(args: argparse.Namespace) -> int:
     lengths = wanted_lengths(args.lengths)
     with GGUFFile(sources.resolve(chosen_model(args))) as source:
         report = describe(source, lengths)
+        if args.plan:
+            report["plan"] = plan_of(source, lengths)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     else:
@@ -95,6 +98,16 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
             ),
         },
     }
+
+
+def plan_of(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
+    """How a step would run here, attention seeing the first of the lengths."""
+    from invar.backends.cpu.memory import usable_threads
+    from invar.backends.cpu.plan_report import report_plan
+    from invar.models import registry
+
+    context = (lengths or KV_LENGTHS)[0]
+    return report_plan(registry.build(source), source, context, usable_threads()).as_json()
 
 
 def kv_bytes_per_token(source: GGUFFile) -> int | None:
@@ -185,6 +198,8 @@ def as_text(report: dict[str, Any], all_tensors: bool) -> str:
         parts.append(table(rows, right=(1,)))
     else:
         parts.append("KV per token: unknown, the metadata's layers, heads and sizes do not tell")
+    if "plan" in report:
+        parts.append(plan_text(report["plan"]))
     if all_tensors:
         listed = [
             (t["name"], "x".join(map(str, t["shape"])), t["format"], size_text(t["bytes"]))
@@ -194,6 +209,30 @@ def as_text(report: dict[str, Any], all_tensors: bool) -> str:
     else:
         parts.append(f"\n{len(report['tensors'])} tensors (--tensors lists them)")
     return "\n".join(parts)
+
+
+def plan_text(plan: dict[str, Any]) -> str:
+    def sizes(moved: dict[str, int]) -> list[str]:
+        return [size_text(moved[what]) for what in ("weights", "activations", "kv")]
+
+    heads = ("weights", "activations", f"KV of {plan['context']:,}")
+    passes: list[tuple[str, ...]] = [("after the pass", "operations", "phases", "a layer", *heads)]
+    for p in plan["passes"]:
+        counts = (str(p[what]) for what in ("operations", "phases", "layer_phases"))
+        passes.append((p["name"], *counts, *sizes(p["bytes"])))
+    steps: list[tuple[str, ...]] = [("phase", *heads, "operations")]
+    for number, step in enumerate(plan["steps"], 1):
+        first, *others = step["operations"]
+        steps.append((str(number), *sizes(step["bytes"]), first))
+        steps += [("", "", "", "", other) for other in others]
+    return "\n".join(
+        [
+            "\nPlan, and what one token moves that is decoded alone",
+            table(passes, right=range(1, 7)),
+            f"\nSteps of layer {plan['layer']}",
+            table(steps, right=range(4)),
+        ]
+    )
 
 
 def shortened(value: Any) -> str:

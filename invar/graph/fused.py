@@ -122,7 +122,7 @@ class FusedGraph:
     max_positions: int
 
     @classmethod
-    def of(cls, graph: Graph) -> FusedGraph:
+    def of(cls, graph: Graph | FusedGraph) -> FusedGraph:
         return cls(graph.ops, graph.groups, graph.logits, graph.vocab_size, graph.max_positions)
 
 

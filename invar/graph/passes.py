@@ -45,7 +45,7 @@ def optimise(graph: Graph) -> FusedGraph:
     return fuse(merge(FusedGraph.of(graph)))
 
 
-def separate(graph: Graph) -> FusedGraph:
+def separate(graph: Graph | FusedGraph) -> FusedGraph:
     """What must run at least: attention in two steps, everything else as the model file has it."""
     ops: list[FusedOp] = []
     for op in graph.ops:

@@ -9,11 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backends.batches import llama_source
 from golden.tiny_models import model_path
 from models.memory_source import MemorySource
 
-from invar.cli.inspect import as_text, describe
+from invar.backends.cpu.plan_report import PlanReport, report_plan
+from invar.cli.inspect import as_text, describe, plan_text
+from invar.models import registry
+from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
+
+from .commands import invar
 
 NONSENSE = [0, -1, 1, 2**31 - 1, 2**63, math.nan, math.inf, "x", [0, 0], True, None]
 
@@ -60,3 +66,53 @@ def test_any_value_is_shown(tmp_path: Path, key: str) -> None:
         report = report_of(tmp_path, **{key: value})
         json.dumps(report, allow_nan=False)
         assert "token_embd.weight" in as_text(report, all_tensors=True)
+
+
+def plan_of(context: int) -> PlanReport:
+    matrices = (*("attn_q.", "attn_k.", "attn_v.", "attn_output"), "ffn_gate", "ffn_up", "ffn_down")
+    source = llama_source(dict.fromkeys(matrices, QuantType.Q4_1), layers=3)
+    return report_plan(registry.build(source), source, context, threads=2)
+
+
+def test_a_plan_after_each_pass() -> None:
+    report = plan_of(context=40)
+    operations, phases, layer = zip(
+        *((p.operations, p.phases, p.layer_phases) for p in report.passes), strict=True
+    )
+    # A layer as the model file has it: 2 norms, 7 linears, 2 ropes, pages, attention, a gate and
+    # 2 sums; embedding, take_rows, norm and output around the layers.
+    assert operations == (4 + 3 * 16, 4 + 3 * 13, 4 + 3 * 7, 4 + 3 * 7)
+    assert list(phases) == sorted(phases, reverse=True)
+    assert layer[-1] == 7
+    assert layer[0] > layer[1] > layer[2] > layer[3]
+    weights, activations, kv = zip(
+        *((p.bytes.weights, p.bytes.activations, p.bytes.kv) for p in report.passes), strict=True
+    )
+    assert len(set(weights)) == len(set(kv)) == 1
+    assert activations[0] > activations[1] > activations[2] > activations[3]
+    # K and V of 2 heads of 32 in bf16, in 3 layers: 40 tokens are read and one is written.
+    assert kv[0] == 3 * (40 + 1) * 2 * 2 * 32 * 2
+
+
+def test_steps_of_a_layer_with_their_weights() -> None:
+    report = plan_of(context=40)
+    assert report.layer == 1
+    assert [step.operations[0].split()[0] for step in report.steps] == [
+        *("rms_norm", "query", "attention", "store", "rms_norm", "gated", "store")
+    ]
+    assert "blk.1.attn_k.weight (q4_1)" in report.steps[1].operations[1]
+    down = report.steps[-1]
+    assert down.bytes.weights == 512 // 32 * 10 * 64 * (256 // 32)  # q4_1 records, records.h
+    text = plan_text(report.as_json())
+    assert "Steps of layer 1" in text
+    assert "KV of 40" in text
+
+
+def test_plans_on_the_command_line() -> None:
+    model = str(model_path("gemma3_pattern6"))
+    shown = invar("inspect", model, "--plan", "--lengths", "64")
+    assert "fuse: heads, gates, residuals" in shown.stdout
+    report = json.loads(invar("inspect", model, "--plan", "--json", "--lengths", "64").stdout)
+    assert report["plan"]["context"] == 64
+    assert [len(report["plan"]["passes"]), report["plan"]["layer"]] == [4, 3]
+    assert "plan" not in json.loads(invar("inspect", model, "--json").stdout)

@@ -33,12 +33,14 @@ class Buffer:
     number: int = -1  # of the native plan
 
     @property
-    def size(self) -> int:
+    def row_bytes(self) -> int:
         if self.act_format is None:
-            row_bytes = _native.matrix_stride(self.width)
-        else:
-            row_bytes = _native.act_row_bytes(self.act_format, self.width)
-        return round_up(row_bytes * self.rows)
+            return _native.matrix_stride(self.width)
+        return _native.act_row_bytes(self.act_format, self.width)
+
+    @property
+    def size(self) -> int:
+        return round_up(self.row_bytes * self.rows)
 
 
 def place_buffers(buffers: Sequence[Buffer]) -> int:
