@@ -131,6 +131,26 @@ def fitting_length(graph: Graph, budget: int, longest: int, max_chunk: int) -> i
     return low
 
 
+def drop_file_if_short(source: GGUFFile, planned: int, available: int) -> None:
+    """After packing: the file leaves the page cache if it does not fit beside what was planned.
+
+    Both are bytes, `available` those before anything was allocated. Where both fit the page cache
+    is left alone, so that the next start reads no disk; where they do not, the system would have to
+    find out by itself which pages nobody reads any more.
+    """
+    if source.file_bytes + planned <= available:
+        return
+    source.drop_from_page_cache()
+    logger.info(
+        "%s (%s) leaves the page cache: beside %s for the model it does not fit into the "
+        "available %s",
+        source.path.name,
+        mib(source.file_bytes),
+        mib(planned),
+        mib(available),
+    )
+
+
 def available_memory() -> int:
     """Bytes that can be used without swapping, within the limit of the process's cgroup."""
     available = system_memory()

@@ -13,7 +13,7 @@ from typing import Any
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import RunnerInfo
 from invar.config import EngineConfig
-from invar.engine.budget import plan_sizes
+from invar.engine.budget import available_memory, drop_file_if_short, plan_sizes
 from invar.engine.door import Door, SeedSource
 from invar.engine.engine import Engine
 from invar.graph.graph import Graph, GraphError
@@ -66,7 +66,9 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         vocab_size = vocabulary_size(config, source) or graph.vocab_size
         refuse_tokens_without_rows(graph, vocab_size)
         sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
+        available = available_memory()
         runner = CpuRunner(graph, source, **asdict(sizes))
+        drop_file_if_short(source, sum(size for _, size in runner.info.memory), available)
         try:
             refuse_more_logprobs(config, runner.info)
             tokenizer, chat_template = text.result()

@@ -77,6 +77,15 @@ class GGUFFile(TypedGetters):
             )
         return place
 
+    @property
+    def file_bytes(self) -> int:
+        """Of all files together."""
+        return sum(len(shard.buffer) for shard in self._shards)
+
+    def drop_from_page_cache(self) -> None:
+        for shard in self._shards:
+            shard.drop_from_page_cache()
+
     def close(self) -> None:
         """Unmap the files, as soon as no array from `raw` looks into them any more."""
         for shard in self._shards:

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import math
 import mmap
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,15 @@ class Shard:
     def require_open(self, what: str) -> None:
         if self.closed:
             raise GGUFError(f"{self.path.name}: {what}: the file is closed; open it again")
+
+    def drop_from_page_cache(self) -> None:
+        """Gives the file's pages back to the system; what is read later comes from the disk."""
+        self.buffer.madvise(mmap.MADV_DONTNEED)  # pages that are mapped would stay
+        file = os.open(self.path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
 
     def close(self) -> None:
         self.closed = True

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from golden.tiny_models import model_path
 from models.quantized import WINDOW, float_model
 
+from engine.helpers import request, run
 from invar.backends.cpu.layout import plan_slabs
 from invar.backends.cpu.memory import kv_bytes
 from invar.backends.cpu.runner import CpuRunner
 from invar.config import EngineConfig
-from invar.engine import budget
+from invar.engine import budget, loader
 from invar.engine.engine import Engine
 from invar.engine.loader import load_engine
 from invar.models import registry
+from invar.weights.gguf import GGUFFile
 
 TINY = str(model_path("gemma3_pattern6"))
 
@@ -99,3 +102,24 @@ def test_a_window_model_keeps_the_context_that_its_pages_hold(
     graph = registry.build(float_model("gemma3", layers=12))
     in_full = kv_bytes(graph, 4096, 1, max_chunk=4096)
     assert size < 0.75 * in_full
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_file_stays_in_the_page_cache_where_it_fits(
+    fits: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dropped = []
+    drop = GGUFFile.drop_from_page_cache
+    monkeypatch.setattr(GGUFFile, "drop_from_page_cache", lambda f: (dropped.append(f), drop(f)))
+    config = EngineConfig(model=TINY, max_num_seqs=2, kv_cache_memory_bytes=64 << 20)
+    planned = sum(size for _, size in load_engine(config).info.memory)
+    assert not dropped
+    file_bytes = Path(TINY).stat().st_size
+    monkeypatch.setattr(loader, "available_memory", lambda: planned + file_bytes - (not fits))
+    with caplog.at_level(logging.INFO, "invar"):
+        model = load_engine(config)
+    assert len(dropped) == (not fits)
+    assert any("leaves the page cache" in line for line in caplog.messages) == (not fits)
+    # The embedding is still read where it lies in the file.
+    assert len(run(model.engine, request("a", [3, 1, 4], 4))["a"].token_ids) == 4
+    model.close()
