@@ -125,10 +125,10 @@ INVAR_INLINE VI load_scales(const int8_t* p) {
 INVAR_INLINE VI narrow_scaled(VI total, VI sum, VI scales) { return dot_pair(total, sum, scales); }
 
 // |w| as u8 (128 fits) times the activation with w's sign: 128 * 127 * 2 = 32,512 per int16. Three
-// of four operations want one of two ports, which bounds it at 41 % of the narrow rate (Zen 3; 37 %
-// is reached). No way around was faster there, as loops of assembler with the fold: codes and
-// activations as int16 (37 %), the sign by vpshufb (34 %) or vpxor (32 %), codes in two nibbles (30
-// %).
+// of four operations want one of two ports, which bounds it at 41 % of the narrow rate on Zen 3.
+// Tried there as loops of assembler with the fold, preparation not counted: this 37 %, codes and
+// activations as int16 37 to 38 %, the sign by vpshufb 34 %, by vpxor 32 %, codes as two nibbles 30
+// %.
 struct WideCodes {
   VB magnitude, sign;
 };

@@ -106,7 +106,7 @@ INVAR_INLINE void fold(float* out, VI sum, VF d, VF da) {
 // asks for, spread so evenly that requests never queue up. A lone row asks kAheadBytes ahead of
 // what it reads (one to two KiB took a core of Zen 3 from 15 to 20 GB/s; 4 KiB and more was
 // erratic). Larger tiles ask for their share of the next slab with every group: q4_k from memory at
-// M = 4, 8, 16 rose from 42, 43, 53 to 57, 60, 62 % of the int8 peak (from L2: 62, 64, 65). What
+// M = 4, 8, 16 rose from 45, 43, 54 to 57, 62, 64 % of the int8 peak (from L2: 63, 65, 65). What
 // lies past the panel is the next one, or nothing: a prefetch does not fault.
 constexpr int kAheadBytes = 2048;
 
@@ -205,7 +205,8 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
   }
   const int8_t* scales = (const int8_t*)record + Record::scales + vector * W;
   for (int g = 0; g < kSlabK / F::kGroup; g++) {
-    // In equal parts, header included: q4_k's ten lines in one go cost a lone row 15 % of its rate.
+    // In equal parts, header included: asking for the codes alone, a lone row of q4_k streamed
+    // 15.9 GB/s, so 17.5 (Zen 3).
     constexpr int kPart = Record::bytes / (kSlabK / F::kGroup);
     prefetch<R == 1 && !widened, kPart>(ahead, record + g * kPart);
     VI sums[R][C];
