@@ -39,10 +39,6 @@ constexpr int kPackedRows = 4, kWideRows = 4, kTileVectors = 1;
 constexpr int kWidenHighBits = 7, kWidenNibbles = 7;
 #endif
 
-#define INVAR_UNROLL _Pragma("GCC unroll 16")
-// A tile is a function of its own: inlined into its callers, GCC allocates its registers badly.
-#define INVAR_NOINLINE static __attribute__((noinline))
-
 // ---------------------------------------------------------------- activations and sums
 
 // Where a slab's parts lie in an activation row.

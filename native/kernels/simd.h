@@ -29,6 +29,10 @@
 #endif
 
 #define INVAR_INLINE static inline __attribute__((always_inline))
+#define INVAR_NOINLINE static __attribute__((noinline))
+// A register tile is a function of its own, with its loops unrolled: inlined into its callers or
+// unrolled late, GCC allocates its registers badly.
+#define INVAR_UNROLL _Pragma("GCC unroll 16")
 
 #if defined(INVAR_ISA_AVX512)
 #include "kernels/simd_avx512.h"
@@ -125,19 +129,24 @@ INVAR_INLINE Lanes16 max(const Lanes16& a, const Lanes16& b) {
   for (int i = 0; i < Lanes16::N; i++) r.v[i] = max(a.v[i], b.v[i]);
   return r;
 }
+// The fixed tree over 16 lanes, by shuffles: fold<k> brings lane i + k to lane i.
+template <class Join>
+INVAR_INLINE float reduce16(const Lanes16& a, Join join) {
+  constexpr int N = Lanes16::N;
+  VF x[N];
+  for (int i = 0; i < N; i++) x[i] = a.v[i];
+  for (int half = N / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) x[i] = join(x[i], x[i + half]);
+  if constexpr (W > 8) x[0] = join(x[0], fold<8>(x[0]));
+  if constexpr (W > 4) x[0] = join(x[0], fold<4>(x[0]));
+  x[0] = join(x[0], fold<2>(x[0]));
+  return first_lane(join(x[0], fold<1>(x[0])));
+}
 INVAR_INLINE float sum16(const Lanes16& a) {
-  alignas(64) float x[16];
-  store16(x, a);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) x[i] = x[i] + x[i + half];
-  return x[0];
+  return reduce16(a, [](VF x, VF y) { return add(x, y); });
 }
 INVAR_INLINE float max16(const Lanes16& a) {
-  alignas(64) float x[16];
-  store16(x, a);
-  for (int half = 8; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
-  return x[0];
+  return reduce16(a, [](VF x, VF y) { return max(x, y); });
 }
 
 }  // namespace invar::INVAR_ISA

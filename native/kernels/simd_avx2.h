@@ -62,6 +62,14 @@ INVAR_INLINE VF round(VF a) {
   return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
+// Lane i = lane i + k of a, for i < k; the others are of no use.
+template <int k>
+INVAR_INLINE VF fold(VF a) {
+  if constexpr (k == 4) return {_mm256_castps128_ps256(_mm256_extractf128_ps(a.v, 1))};
+  return {k == 2 ? _mm256_permute_ps(a.v, 0x0E) : _mm256_movehdup_ps(a.v)};
+}
+INVAR_INLINE float first_lane(VF a) { return _mm256_cvtss_f32(a.v); }
+
 // integers
 INVAR_INLINE VI add(VI a, VI b) { return {_mm256_add_epi32(a.v, b.v)}; }
 INVAR_INLINE VI sub(VI a, VI b) { return {_mm256_sub_epi32(a.v, b.v)}; }

@@ -64,6 +64,15 @@ INVAR_INLINE VF round(VF a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
+// Lane i = lane i + k of a, for i < k; the others are of no use.
+template <int k>
+INVAR_INLINE VF fold(VF a) {
+  if constexpr (k == 8) return {_mm512_shuffle_f32x4(a.v, a.v, 0x0E)};
+  if constexpr (k == 4) return {_mm512_shuffle_f32x4(a.v, a.v, 0x01)};
+  return {k == 2 ? _mm512_permute_ps(a.v, 0x0E) : _mm512_permute_ps(a.v, 0x01)};
+}
+INVAR_INLINE float first_lane(VF a) { return _mm512_cvtss_f32(a.v); }
+
 // integers
 INVAR_INLINE VI add(VI a, VI b) { return {_mm512_add_epi32(a.v, b.v)}; }
 INVAR_INLINE VI sub(VI a, VI b) { return {_mm512_sub_epi32(a.v, b.v)}; }

@@ -79,6 +79,14 @@ INVAR_INLINE VF round(VF a) {
   return a;
 }
 
+// Lane i = lane i + k of a, for i < k; the others are of no use.
+template <int k>
+INVAR_INLINE VF fold(VF a) {
+  for (int i = 0; i < k; i++) a.v[i] = a.v[i + k];
+  return a;
+}
+INVAR_INLINE float first_lane(VF a) { return a.v[0]; }
+
 // integers; unsigned inside, so that wrapping is defined
 INVAR_INLINE u32x4 bits(VI a) { return reinterpret<u32x4>(a.v); }
 INVAR_INLINE VI from_bits(u32x4 a) { return {reinterpret<i32x4>(a)}; }

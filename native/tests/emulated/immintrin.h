@@ -117,6 +117,9 @@ INVAR_PS(_mm512_fmadd_ps, std::fma(a.f[i], b.f[i], c.f[i]), __m512 a, __m512 b, 
 INVAR_PS(_mm512_fnmadd_ps, std::fma(-a.f[i], b.f[i], c.f[i]), __m512 a, __m512 b, __m512 c)
 INVAR_PS(_mm512_min_ps, (a.f[i] < b.f[i] ? a.f[i] : b.f[i]), __m512 a, __m512 b)
 INVAR_PS(_mm512_max_ps, (a.f[i] > b.f[i] ? a.f[i] : b.f[i]), __m512 a, __m512 b)
+INVAR_PS(_mm512_shuffle_f32x4, (i < 8 ? a : b).f[(order >> i / 4 * 2 & 3) * 4 + i % 4], __m512 a,
+         __m512 b, int order)
+INVAR_PS(_mm512_permute_ps, a.f[i / 4 * 4 + (order >> i % 4 * 2 & 3)], __m512 a, int order)
 INVAR_PS(_mm512_roundscale_ps, (void(mode), std::nearbyint(a.f[i])), __m512 a, int mode)
 INVAR_PS(_mm512_mask_blend_ps, (m >> i & 1 ? b.f[i] : a.f[i]), __mmask16 m, __m512 a, __m512 b)
 INVAR_PS(_mm512_castsi512_ps, get<float>(a, i), __m512i a)
@@ -207,6 +210,7 @@ static inline __m128i _mm512_cvtepi32_epi8(__m512i a) {
   return lanes<__m128i, int8_t>([&](int i) { return i32(a, i); });
 }
 
+static inline float _mm512_cvtss_f32(__m512 a) { return a.f[0]; }
 static inline void _mm512_storeu_ps(void* p, __m512 a) { memcpy(p, &a, 64); }
 static inline void _mm512_storeu_si512(void* p, __m512i a) { memcpy(p, &a, 64); }
 static inline void _mm512_mask_storeu_ps(void* p, __mmask16 m, __m512 a) {
