@@ -39,6 +39,14 @@ SHAPES = {
     "8b": Shape(4096, 32, 32, 8, 128, 14336, 128256, 131072),
 }
 
+# `general.file_type`: llama_ftype of llama.h, which OpenVINO GenAI will not read a file without.
+# https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
+    "Q3_K": 12, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30,
+    "BF16": 32,
+}  # fmt: skip
+
 # Where a block of each type keeps its fp16 scales: byte offsets (scale offsets, min offsets).
 # ggml-common.h, https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
 SCALE_OFFSETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -108,7 +116,7 @@ def byte_tokens() -> list[str]:
     return [chr(b) if b in plain else next(extra) for b in range(256)]
 
 
-def metadata(shape: Shape, name: str) -> dict[str, object]:
+def metadata(shape: Shape, kind: str, name: str) -> dict[str, object]:
     merged = ["th", "he"]
     filler = shape.vocab - 256 - len(merged) - 2
     tokens = byte_tokens() + merged + [f"<filler{i}>" for i in range(filler)]
@@ -117,6 +125,7 @@ def metadata(shape: Shape, name: str) -> dict[str, object]:
     return {
         "general.architecture": "llama",
         "general.name": name,
+        "general.file_type": FILE_TYPES[kind],
         "llama.block_count": shape.layers,
         "llama.context_length": shape.context,
         "llama.embedding_length": shape.hidden,
@@ -142,7 +151,7 @@ def metadata(shape: Shape, name: str) -> dict[str, object]:
 def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
     """Writes the file; the bytes depend on the arguments alone."""
     shape = SHAPES[shape_name]
-    writer = GGUFWriter(path, metadata(shape, f"synthetic {shape_name} {kind}"))
+    writer = GGUFWriter(path, metadata(shape, kind, f"synthetic {shape_name} {kind}"))
     rng = np.random.default_rng(seed)
 
     def matrix(name: str, rows: int, columns: int, type_name: str) -> None:

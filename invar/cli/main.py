@@ -25,7 +25,7 @@ HELP = {
     "serve": "serve a model over HTTP, with OpenAI's API",
     "pull": "bring a model into the cache",
     "inspect": "show a model's metadata, tensors and memory",
-    "bench": "measure the engine",
+    "bench": "measure the engine or its kernels",
 }
 
 USAGE_ERROR = 2  # exit code of a command line that cannot be understood

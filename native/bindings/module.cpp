@@ -69,9 +69,10 @@ void bind_machine(nb::module_& module) {
              nb::call_guard<nb::gil_scoped_release>());
   module.def("bf16_peak_gflops", &bf16_peak_gflops, nb::arg("threads"), nb::arg("seconds") = 0.3,
              nb::call_guard<nb::gil_scoped_release>());
-  module.def("read_rate_gbs", &read_rate_gbs, nb::arg("threads"),
-             nb::arg("bytes") = int64_t{256} << 20, nb::arg("seconds") = 0.5,
+  module.def("fp32_peak_gflops", &fp32_peak_gflops, nb::arg("threads"), nb::arg("seconds") = 0.3,
              nb::call_guard<nb::gil_scoped_release>());
+  module.def("read_rate_gbs", &read_rate_gbs, nb::arg("memory"), nb::arg("threads"),
+             nb::arg("seconds") = 0.5, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace invar::bindings
@@ -88,4 +89,5 @@ NB_MODULE(_native, module) {
   bind_kernels(module);
   bind_sampling(module);
   bind_strings(module);
+  bind_bench(module);
 }

@@ -66,7 +66,7 @@ __attribute__((target("avx512f,avx512bw,avx512vnni"))) void avx512_int8_rounds()
 constexpr double kAvx512Int8Operations = 2.0 * 64 * kChains * kRounds;
 
 // Without bf16 hardware a pair is two fp32 fmas, so the fma rate is the bf16 rate.
-__attribute__((target("avx2,fma"))) void avx2_bf16_rounds() {
+__attribute__((target("avx2,fma"))) void avx2_fma_rounds() {
   const __m256 a = _mm256_set1_ps(3), b = _mm256_set1_ps(-2);
   __m256 sums[kChains] = {};
   for (int round = 0; round < kRounds; ++round) {
@@ -77,7 +77,20 @@ __attribute__((target("avx2,fma"))) void avx2_bf16_rounds() {
     }
   }
 }
-constexpr double kAvx2Bf16Operations = 2.0 * 8 * kChains * kRounds;
+constexpr double kAvx2FmaOperations = 2.0 * 8 * kChains * kRounds;
+
+__attribute__((target("avx512f"))) void avx512_fma_rounds() {
+  const __m512 a = _mm512_set1_ps(3), b = _mm512_set1_ps(-2);
+  __m512 sums[kChains] = {};
+  for (int round = 0; round < kRounds; ++round) {
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; ++i) {
+      sums[i] = _mm512_fmadd_ps(a, b, sums[i]);
+      asm volatile("" : "+v"(sums[i]));
+    }
+  }
+}
+constexpr double kAvx512FmaOperations = 2.0 * 16 * kChains * kRounds;
 
 __attribute__((target("avx512f,avx512bf16"))) void avx512_bf16_rounds() {
   const __m512bh a = (__m512bh)_mm512_set1_epi16(0x4040), b = (__m512bh)_mm512_set1_epi16(0x4000);
@@ -106,12 +119,21 @@ double rate_gops(void (*rounds)(), double operations, int threads, double second
 }
 #endif
 
+// Reads two places in turn and asks for both 2 KiB ahead. One core of Zen 3 took 19 GB/s so, 15
+// from one place, 12 without asking; two cores 29, 26 and 22. More places or more ahead: no more.
 uint64_t read_all(const uint8_t* data, int64_t bytes) {
+  constexpr int64_t kLine = 64, kAhead = 2048;
+  const int64_t half = bytes / 2 / kLine * kLine;
   uint64_t sums[8] = {};
-  for (int64_t i = 0; i + 64 <= bytes; i += 64) {
+  const auto read_line = [&sums](const uint8_t* line) {
+    __builtin_prefetch(line + kAhead);
     uint64_t words[8];
-    std::memcpy(words, data + i, 64);
+    std::memcpy(words, line, sizeof words);
     for (int j = 0; j < 8; ++j) sums[j] ^= words[j];
+  };
+  for (int64_t i = 0; i < half; i += kLine) {
+    read_line(data + i);
+    read_line(data + half + i);
   }
   uint64_t all = 0;
   for (uint64_t sum : sums) all ^= sum;
@@ -138,16 +160,26 @@ double bf16_peak_gflops([[maybe_unused]] int threads, [[maybe_unused]] double se
     return rate_gops(avx512_bf16_rounds, kAvx512Bf16Operations, threads, seconds);
   }
   if (__builtin_cpu_supports("fma")) {
-    return rate_gops(avx2_bf16_rounds, kAvx2Bf16Operations, threads, seconds);
+    return rate_gops(avx2_fma_rounds, kAvx2FmaOperations, threads, seconds);
   }
 #endif
   return 0;
 }
 
-double read_rate_gbs(int threads, int64_t bytes, double seconds) {
-  const Memory memory(bytes);
-  std::memset(memory.data(), 1, static_cast<size_t>(bytes));
-  const int64_t share = bytes / threads / 64 * 64;
+double fp32_peak_gflops([[maybe_unused]] int threads, [[maybe_unused]] double seconds) {
+#if defined(INVAR_X86)
+  if (__builtin_cpu_supports("avx512f")) {
+    return rate_gops(avx512_fma_rounds, kAvx512FmaOperations, threads, seconds);
+  }
+  if (__builtin_cpu_supports("fma")) {
+    return rate_gops(avx2_fma_rounds, kAvx2FmaOperations, threads, seconds);
+  }
+#endif
+  return 0;
+}
+
+double read_rate_gbs(const Memory& memory, int threads, double seconds) {
+  const int64_t share = memory.bytes() / threads / 64 * 64;
   std::atomic<int64_t> read{0};
   const auto start = Clock::now();
   ThreadPool::instance().run(threads, [&](int thread) {

@@ -1,7 +1,7 @@
 // What the machine can do at most: the limits that benchmarks are held against.
 #pragma once
 
-#include <cstdint>
+#include "runtime/memory.h"
 
 namespace invar {
 
@@ -13,8 +13,11 @@ double int8_peak_gops(int threads, double seconds);
 // on AVX2 (so this is also the fp32 limit there), 0 elsewhere.
 double bf16_peak_gflops(int threads, double seconds);
 
-// 10^9 bytes per second that `threads` threads read from `bytes` of huge-page memory, each its own
-// contiguous share.
-double read_rate_gbs(int threads, int64_t bytes, double seconds);
+// Fused multiply-adds of fp32, in 10^9 operations as above.
+double fp32_peak_gflops(int threads, double seconds);
+
+// 10^9 bytes per second that `threads` threads read from `memory`, each its own contiguous share.
+// It must be larger than the caches and have been written to: untouched pages are all one page.
+double read_rate_gbs(const Memory& memory, int threads, double seconds);
 
 }  // namespace invar
