@@ -1,0 +1,179 @@
+"""What the prefix cache saves: time to first token with caching on and off, and its own cost.
+
+    python bench/prefix.py [--model smollm2] [--users 8] [--turns 10] [--json]
+
+- chat: USERS users share a system prompt of 1,500 tokens and talk for TURNS turns, all users a turn
+  at a time; each turn sends the whole conversation again.
+- agent: one ReAct agent of 20 tool turns over the same system prompt: its own call (16 tokens),
+  then an observation (100 tokens).
+- tree: microseconds a request for matching, inserting and evicting at 1,000 cached conversations of
+  2,000 tokens, without a model.
+
+The answers with and without caching are compared: they must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from invar.backends.runner import GroupMemory, RunnerInfo
+from invar.config import EngineConfig
+from invar.engine.engine import Engine
+from invar.engine.kv import KVMemory
+from invar.engine.loader import load_engine
+from invar.engine.request import EngineRequest, Sampling
+
+SYSTEM_TOKENS = 1500
+QUESTION_TOKENS = 40
+ANSWER_TOKENS = 16
+OBSERVATION_TOKENS = 100
+
+
+def answer_of(
+    engine: Engine, prompts: Sequence[list[int]], name: str
+) -> list[tuple[list[int], float]]:
+    """Sends the prompts together: of each its answer and its time to first token in seconds."""
+    start = time.perf_counter()
+    first: dict[str, float] = {}
+    said: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        one = f"{name}-{index}"
+        said[one] = []
+        ids = np.array(prompt, np.int32)
+        engine.add_request(EngineRequest(one, ids, ANSWER_TOKENS, Sampling(seed=0, temperature=0)))
+    while engine.has_unfinished:
+        for output in engine.step():
+            first.setdefault(output.request_id, time.perf_counter() - start)
+            said[output.request_id] += output.token_ids
+    return [(said[one], first[one]) for one in said]
+
+
+def conversation(
+    engine: Engine, dice: np.random.Generator, users: int, turns: int, told: int
+) -> tuple[list[float], list[list[int]]]:
+    """Median time to first token of each turn, and all answers."""
+    vocab = engine.runner.info.vocab_size
+    system = dice.integers(0, vocab, SYSTEM_TOKENS).tolist()
+    talks: list[list[int]] = [list(system) for _ in range(users)]
+    times, answers = [], []
+    for turn in range(turns):
+        for talk in talks:
+            talk += dice.integers(0, vocab, told).tolist()
+        found = answer_of(engine, talks, f"t{turn}")
+        times.append(statistics.median(seconds for _, seconds in found))
+        for talk, (said, _) in zip(talks, found, strict=True):
+            talk += said
+            answers.append(said)
+    return times, answers
+
+
+def compare(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
+    """The same conversation with caching on and off, on the same model."""
+    result: dict[str, Any] = {"users": users, "turns": turns}
+    answers = []
+    for caching in (True, False):
+        longest = SYSTEM_TOKENS + turns * (told + ANSWER_TOKENS)
+        loaded = load_engine(
+            EngineConfig(model=model, max_model_len=longest, enable_prefix_caching=caching)
+        )
+        # The first step of a model touches its weights: not part of either side.
+        answer_of(loaded.engine, [[1, 2, 3]], "warm")
+        times, said = conversation(loaded.engine, np.random.default_rng(0), users, turns, told)
+        answers.append(said)
+        result["on_s" if caching else "off_s"] = [round(seconds, 4) for seconds in times]
+        loaded.close()
+    assert answers[0] == answers[1], "answers depend on the cache"
+    ratios = [on / off for on, off in zip(result["on_s"], result["off_s"], strict=True)]
+    result["ratio_first_turn"] = round(ratios[0], 4)
+    result["ratio_later_median"] = round(statistics.median(ratios[1:]), 4)
+    result["ratio_later_worst"] = round(max(ratios[1:]), 4)
+    return result
+
+
+def tree_cost(conversations: int = 1000, length: int = 2000) -> dict[str, float]:
+    """Medians in microseconds once memory is full, so that every request evicts another one."""
+    page = GroupMemory("full", 1, 3, None)
+    slabs = conversations * -(-length // 32) // page.pages_per_slab + 8
+    info = RunnerInfo(
+        vocab_size=50_000,
+        max_model_len=4096,
+        max_tokens_per_step=length,
+        max_sequences=64,
+        groups=(page,),
+        slab_bytes=page.page_bytes * page.pages_per_slab,
+        slabs=slabs,
+        max_top_logprobs=0,
+        fingerprint="",
+        memory=(),
+        plan="",
+    )
+    memory = KVMemory(info, max_model_len=4096, max_chunk=length, copy_pages=lambda *_: None)
+    dice = np.random.default_rng(0)
+    times: dict[str, list[float]] = {"match, take, evict": [], "insert": [], "give back": []}
+    for number in range(2 * conversations):
+        ids = dice.integers(0, info.vocab_size, length).astype(np.int32)
+        start = time.perf_counter()
+        found = memory.open(ids, length, length - 1)
+        opened = time.perf_counter()
+        assert found is not None
+        memory.advance(found[0], length)
+        inserted = time.perf_counter()
+        memory.give_back(found[0])
+        end = time.perf_counter()
+        if number > conversations:
+            for part, seconds in zip(
+                times.values(), (opened - start, inserted - opened, end - inserted), strict=True
+            ):
+                part.append(1e6 * seconds)
+    medians = {name: round(statistics.median(part), 1) for name, part in times.items()}
+    whole = [sum(parts) for parts in zip(*times.values(), strict=True)]
+    return {**medians, "all": round(statistics.median(whole), 1)}
+
+
+def shown(name: str, result: dict[str, Any]) -> Iterable[str]:
+    yield f"{name}: {result['users']} users, {result['turns']} turns, time to first token in ms"
+    for side in ("off", "on"):
+        yield f"  {side:>3}  " + " ".join(f"{1000 * s:7.1f}" for s in result[f"{side}_s"])
+    yield (
+        f"  on/off: first turn {result['ratio_first_turn']:.3f}, later turns "
+        f"{result['ratio_later_median']:.3f} (worst {result['ratio_later_worst']:.3f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--users", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--agent-turns", type=int, default=20)
+    parser.add_argument("--part", choices=("chat", "agent", "tree"), action="append")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    parts = options.part or ["chat", "agent", "tree"]
+    results: dict[str, Any] = {"model": options.model}
+    if "chat" in parts:
+        results["chat"] = compare(options.model, options.users, options.turns, QUESTION_TOKENS)
+    if "agent" in parts:
+        results["agent"] = compare(options.model, 1, options.agent_turns, OBSERVATION_TOKENS)
+    if "tree" in parts:
+        results["tree_us"] = tree_cost()
+    if options.json:
+        print(json.dumps(results, indent=1))
+        return
+    for name in ("chat", "agent"):
+        if name in results:
+            print("\n".join(shown(name, results[name])))
+    if "tree_us" in results:
+        print("tree, microseconds a request of 2,000 new tokens at 1,000 conversations:")
+        print("  " + ", ".join(f"{name} {us}" for name, us in results["tree_us"].items()))
+
+
+if __name__ == "__main__":
+    main()
