@@ -56,7 +56,7 @@ void Plan::run(const BatchView& batch) {
   prepare(batch);
   failed_.store(false, std::memory_order_relaxed);
   if (profile_) phase_start_ = std::chrono::steady_clock::now();
-  start_phase(0);
+  start_phase(0, nullptr);
   ThreadPool::instance().run(limits_.threads, [this](int thread) { run_thread(thread); });
   execution_.batch = nullptr;
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -78,13 +78,19 @@ Plan::Phase Plan::phase_at(uint32_t index) const {
           std::min(kHeadRows, execution_.batch->logit_count - first), first};
 }
 
-// Opens the first phase from `first` on that has items, or the end. The caller alone may do this:
-// before the region, or as the one who finished the last item of the phase before.
-void Plan::start_phase(uint32_t first) {
+// Opens the first phase from `first` on that has items to share, or the end. The caller alone may do
+// this: before the region (`worker` null), or as the one who finished the last item of the phase
+// before. That one also runs the phases of a single item that follow, such as the norms of a lone
+// sequence: nobody could help, and a handover costs as much as they do.
+void Plan::start_phase(uint32_t first, Worker* worker) {
   uint32_t next = first;
   for (; next < phase_count(); ++next) {
     const Phase phase = phase_at(next);
-    if (phase.step->items(execution_, phase.rows) > 0) break;
+    const int64_t items = phase.step->items(execution_, phase.rows);
+    if (items > 1 || (items == 1 && worker == nullptr)) break;
+    if (items == 0) continue;
+    run_item(phase, *worker, 0);
+    if (profile_) record_time(next);
   }
   done_.store(0, std::memory_order_relaxed);
   // The ticket last: from then on others may run this phase and all that follow, and a late store
@@ -110,17 +116,17 @@ void Plan::run_thread(int thread) {
       wait_while(current_, index);
       continue;
     }
-    worker.rows = phase.rows;
-    worker.first_logit = phase.first_logit;
     run_item(phase, worker, item);
     if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == items) {
       if (profile_) record_time(index);
-      start_phase(index + 1);
+      start_phase(index + 1, &worker);
     }
   }
 }
 
-void Plan::run_item(const Phase& phase, const Worker& worker, int64_t item) {
+void Plan::run_item(const Phase& phase, Worker& worker, int64_t item) {
+  worker.rows = phase.rows;
+  worker.first_logit = phase.first_logit;
   progress_.fetch_add(1, std::memory_order_relaxed);
   if (failed_.load(std::memory_order_relaxed)) return;  // the step is lost: only finish it
   try {

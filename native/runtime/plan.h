@@ -88,9 +88,9 @@ class Plan {
   };
   Phase phase_at(uint32_t index) const;
   uint32_t phase_count() const;
-  void start_phase(uint32_t first);
+  void start_phase(uint32_t first, Worker* worker);
   void run_thread(int thread);
-  void run_item(const Phase& phase, const Worker& worker, int64_t item);
+  void run_item(const Phase& phase, Worker& worker, int64_t item);
   size_t step_index(uint32_t phase) const;
   void record_time(uint32_t phase);
 
