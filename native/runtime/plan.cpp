@@ -78,8 +78,8 @@ Plan::Phase Plan::phase_at(uint32_t index) const {
           std::min(kHeadRows, execution_.batch->logit_count - first), first};
 }
 
-// Opens the first phase from `first` on that has items to share, or the end. The caller alone may do
-// this: before the region (`worker` null), or as the one who finished the last item of the phase
+// Opens the first phase from `first` on that has items to share, or the end. The caller alone may
+// do this: before the region (`worker` null), or as the one who finished the last item of the phase
 // before. That one also runs the phases of a single item that follow, such as the norms of a lone
 // sequence: nobody could help, and a handover costs as much as they do.
 void Plan::start_phase(uint32_t first, Worker* worker) {

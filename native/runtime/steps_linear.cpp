@@ -7,23 +7,32 @@
 namespace invar {
 namespace {
 
-// Up to this many rows the weights' bytes are what a product costs: an item then streams one
-// contiguous share of the panels. Above it, an item is a unit times a block of rows.
-constexpr int64_t kFewRows = 16;
+// Rows whose activations stay in L2 (512 KiB) while the panels stream: 130 KiB of them at K = 576,
+// 370 KiB at K = 2048. A multiple of 6 and 4, the rows of register tiles (gemm_int.h).
+constexpr int64_t kBlockRows = 132;
+constexpr int64_t kRowTile = 12;
 
-// A tile of 64 KiB leaves most of a 512 KiB L2 to the panel and to activation rows.
-constexpr int64_t kTileFloats = 16384;
-constexpr int64_t kMaxBlockRows = 128;
+// A tile of 66 KiB leaves most of L2 to the panel and to activation rows.
+constexpr int64_t kTileFloats = kBlockRows * 128;
 
 int64_t tile_rows(int64_t columns) {
-  return std::clamp<int64_t>(kTileFloats / columns / 16 * 16, 16, kMaxBlockRows);
+  return std::clamp<int64_t>(kTileFloats / columns / 6 * 6, 6, kBlockRows);
+}
+
+int64_t block_count(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
+
+// Of blocks of about equal size.
+int64_t block_rows(int64_t rows) {
+  const int64_t blocks = block_count(rows);
+  return (rows + blocks * kRowTile - 1) / (blocks * kRowTile) * kRowTile;
 }
 
 }  // namespace
 
 int64_t linear_scratch_bytes(int64_t columns) {
-  // One row more: a boundary between rows may move by one (pair_boundary).
-  return (tile_rows(columns) + 1) * columns * 4;
+  // Enough for narrower tiles too. One row more: a boundary between rows may move by one
+  // (pair_boundary).
+  return (std::max(kTileFloats, 6 * columns) + columns) * 4;
 }
 
 void LinearStep::add(Part part) {
@@ -57,48 +66,22 @@ void LinearStep::share_units() {
 }
 
 int64_t LinearStep::items(const Execution&, int64_t rows) const {
-  if (rows <= kFewRows) return rows == 0 ? 0 : shares_;
-  int64_t count = 0;
-  for (size_t p = 0; p < parts_.size(); ++p) {
-    const int64_t block = shapes_[p].block_rows;
-    count += parts_[p].units * ((rows + block - 1) / block);
-  }
-  return count;
+  return shares_ * block_count(rows);
 }
 
 void LinearStep::run(const Execution& e, const Worker& w, int64_t item) const {
-  if (w.rows <= kFewRows) {
-    run_share(e, w, item);
-  } else {
-    run_block(e, w, item);
-  }
-}
-
-void LinearStep::run_share(const Execution& e, const Worker& w, int64_t share) const {
+  const int64_t block = block_rows(w.rows), share = item % shares_;
+  const int64_t first = item / shares_ * block;
+  const int64_t last = std::min(first + block, w.rows);
   for (size_t p = 0; p < parts_.size(); ++p) {
     const int64_t begin = shapes_[p].first_unit;
-    const int64_t first = std::max(first_unit_[share], begin);
-    const int64_t last = std::min(first_unit_[share + 1], begin + parts_[p].units);
-    for (int64_t unit = first; unit < last; ++unit) run_rows(e, w, p, unit - begin, 0, w.rows);
-  }
-}
-
-void LinearStep::run_block(const Execution& e, const Worker& w, int64_t item) const {
-  for (size_t p = 0; p < parts_.size(); ++p) {
-    const int64_t block = shapes_[p].block_rows;
-    const int64_t blocks = (w.rows + block - 1) / block;
-    const int64_t count = parts_[p].units * blocks;
-    if (item >= count) {
-      item -= count;
-      continue;
+    const int64_t first_unit = std::max(first_unit_[share], begin);
+    const int64_t last_unit = std::min(first_unit_[share + 1], begin + parts_[p].units);
+    const bool pairs = parts_[p].epilogue->writes_pages();
+    for (int64_t unit = first_unit; unit < last_unit; ++unit) {
+      run_rows(e, w, p, unit - begin, pairs ? pair_boundary(e, first) : first,
+               pairs ? pair_boundary(e, last) : last);
     }
-    int64_t first = item / parts_[p].units * block;
-    int64_t last = std::min(first + block, w.rows);
-    if (parts_[p].epilogue->writes_pages()) {
-      first = pair_boundary(e, first);
-      last = pair_boundary(e, last);
-    }
-    return run_rows(e, w, p, item % parts_[p].units, first, last);
   }
 }
 
@@ -121,6 +104,7 @@ void LinearStep::run_tile(const Execution& e, size_t part, Tile tile) const {
     tile.data = direct.row(tile.first_row) + tile.unit * shapes_[part].columns;
     tile.stride = direct.stride_floats();
   }
+  epilogue.prefetch(tile);
   float* out = tile.data;
   for (const Segment& s : parts_[part].segments) {
     const int64_t bytes = panel_bytes(s.format, s.x.k);
@@ -135,6 +119,18 @@ void LinearStep::run_tile(const Execution& e, size_t part, Tile tile) const {
     out += s.panels_per_unit * kPanelColumns;
   }
   if (direct.data == nullptr) epilogue.apply(e, tile);
+}
+
+// Rows of a residual lie too far apart for the hardware to fetch their pieces ahead.
+void StoreEpilogue::prefetch(const Tile& tile) const {
+  if (residual.data == nullptr) return;
+  const int64_t column = tile.unit * unit_columns;
+  for (int64_t r = tile.first_row; r < tile.first_row + tile.rows; ++r) {
+    for (int64_t i = 0; i < unit_columns; i += 16) {
+      __builtin_prefetch(residual.row(r) + column + i, 0, 2);
+      __builtin_prefetch(out.row(r) + column + i, 1, 2);
+    }
+  }
 }
 
 void StoreEpilogue::apply(const Execution& e, const Tile& tile) const {

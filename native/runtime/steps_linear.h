@@ -33,6 +33,8 @@ struct Tile {
 class Epilogue {
  public:
   virtual ~Epilogue() = default;
+  // Before the product, then after it.
+  virtual void prefetch(const Tile&) const {}
   virtual void apply(const Execution& execution, const Tile& tile) const = 0;
   // Where gemm may write at once when nothing is left to do; null data otherwise.
   virtual Matrix direct() const { return {}; }
@@ -44,6 +46,7 @@ struct StoreEpilogue : Epilogue {
   Matrix out, residual;  // residual.data null: none
   const float* bias;     // [n] or null
   int64_t unit_columns, n;
+  void prefetch(const Tile&) const override;
   void apply(const Execution&, const Tile&) const override;
   Matrix direct() const override { return bias || residual.data ? Matrix{} : out; }
 };
@@ -98,6 +101,8 @@ struct Part {
   std::unique_ptr<Epilogue> epilogue;
 };
 
+// An item is a share of the units times a block of rows: a thread streams neighbouring panels past
+// rows that stay in its cache, and threads write few lines in common.
 class LinearStep : public Step {
  public:
   explicit LinearStep(int threads) : shares_(threads * kItemsPerThread) {}
@@ -115,8 +120,6 @@ class LinearStep : public Step {
     int64_t unit_bytes;
   };
 
-  void run_share(const Execution& execution, const Worker& worker, int64_t share) const;
-  void run_block(const Execution& execution, const Worker& worker, int64_t item) const;
   void run_rows(const Execution& execution, const Worker& worker, size_t part, int64_t unit,
                 int64_t first, int64_t last) const;
   void run_tile(const Execution& execution, size_t part, Tile tile) const;
