@@ -274,11 +274,8 @@ class KVMemory:
         while sum(pool.slabs_needed(count) for pool, count in pools) > len(self.arbiter.free):
             slabs = sum(pool.slabs_needed(count) for pool, count in pools)
             slabs -= len(self.arbiter.free)
-            short = max(
-                min(count - len(pool.free), slabs * pool.group.pages_per_slab)
-                for pool, count in pools
-            )
-            found = self.tree.evict(max(1, short))
+            short = max(min(count, slabs * pool.per_slab) for pool, count in pools)
+            found = self.tree.evict(short)
             assert found, "what requests leave is not all free"
         return True
 
