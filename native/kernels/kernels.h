@@ -26,7 +26,7 @@ constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 
 
 // A row of activations, all parts in one run of `row_bytes` bytes, 64-byte aligned:
 //   f32     float[k]
-//   bf16    uint16[k rounded up to 2], zero padded
+//   bf16    uint16[k rounded up to 2], zero padded | the same values as float
 //   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
 //   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
 // codes = nearest-even(x / scale) with scale = max|x| / 127 over the block (scale 0: codes 0);
@@ -37,7 +37,7 @@ constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 
 // scale * float(exact sum). Each part starts on a 64-byte boundary; 64 bytes are added when the
 // total is a multiple of 4096, since rows a power of two apart alias in L1.
 struct ActLayout {
-  int64_t scale_offset, sum_offset, scaled_sum_offset, row_bytes;
+  int64_t scale_offset, sum_offset, scaled_sum_offset, widened_offset, row_bytes;
 };
 ActLayout act_layout(ActFormat format, int64_t k);
 

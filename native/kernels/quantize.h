@@ -84,15 +84,27 @@ INVAR_INLINE void quantize_q8_256(const ActLayout& layout, const float* x, int64
   }
 }
 
-static void quantize_bf16(const float* x, int64_t k, uint8_t* out) {
+// W values as bf16 and, for kernels that multiply in fp32, widened again.
+INVAR_INLINE void write_bf16(VF x, uint16_t* pairs, float* widened) {
+  store_bf16(pairs, x);
+  store(widened, as_float(shift_left<16>(to_bf16(x))));
+}
+
+INVAR_INLINE void quantize_bf16(const ActLayout& layout, const float* x, int64_t first,
+                                int64_t count, uint8_t* row) {
+  uint16_t* pairs = (uint16_t*)row + first;
+  float* widened = (float*)(row + layout.widened_offset) + first;
   int64_t i = 0;
-  for (; i + W <= k; i += W) store_bf16(out + 2 * i, load(x + i));
-  if (i < k) {
-    uint16_t rest[W];
-    store_bf16(rest, load_n(x + i, (int)(k - i)));
-    memcpy(out + 2 * i, rest, (size_t)(k - i) * 2);
+  for (; i + W <= count; i += W) write_bf16(load(x + i), pairs + i, widened + i);
+  if (i < count) {
+    const size_t left = (size_t)(count - i);
+    uint16_t last[W];
+    float last_widened[W];
+    write_bf16(load_n(x + i, (int)left), last, last_widened);
+    memcpy(pairs + i, last, left * 2);
+    memcpy(widened + i, last_widened, left * 4);
   }
-  if (k % 2) memset(out + 2 * k, 0, 2);
+  if (count % 2) pairs[count] = 0, widened[count] = 0;
 }
 
 static void quantize_columns(ActFormat format, const ActLayout& layout, const float* x,
@@ -102,7 +114,7 @@ static void quantize_columns(ActFormat format, const ActLayout& layout, const fl
       memcpy(row + first * 4, x, (size_t)count * 4);
       break;
     case ActFormat::bf16:
-      quantize_bf16(x, count, row + first * 2);
+      quantize_bf16(layout, x, first, count, row);
       break;
     case ActFormat::q8_32:
       quantize_q8_32(layout, x, first / 32, count / 32, row);

@@ -26,6 +26,7 @@ ActLayout act_layout(ActFormat format, int64_t k) {
       break;
     case ActFormat::bf16:
       part(round_up(k, 2) * 2);
+      layout.widened_offset = part(round_up(k, 2) * 4);
       break;
     case ActFormat::q8_32:
       part(k);
