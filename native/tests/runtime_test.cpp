@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
@@ -193,7 +194,11 @@ void test_instruction_sets() {
 void test_peaks() {
 #if defined(INVAR_X86)
   if (!__builtin_cpu_supports("fma")) return;
-  const double int8 = int8_peak_gops(1, 0.02), bf16 = bf16_peak_gflops(1, 0.02);
+  double int8 = 0, bf16 = 0;
+  for (int round = 0; round < 10; ++round) {  // the best of ten: others may hold the core
+    int8 = std::max(int8, int8_peak_gops(1, 0.01));
+    bf16 = std::max(bf16, bf16_peak_gflops(1, 0.01));
+  }
   check(bf16 > 0 && int8 > bf16 && int8 < 8 * bf16, "int8 and bf16 peaks");
 #endif
 }
