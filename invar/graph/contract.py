@@ -38,8 +38,12 @@ ACTIVATION_FORMATS: dict[QuantType, ActivationFormat] = {
     QuantType.Q4_0: ActivationFormat.Q8_32,
     QuantType.Q4_1: ActivationFormat.Q8_32,
     QuantType.Q5_0: ActivationFormat.Q8_32,
+    QuantType.Q5_1: ActivationFormat.Q8_32,
     QuantType.Q8_0: ActivationFormat.Q8_32,
+    QuantType.Q2_K: ActivationFormat.Q8_256,
+    QuantType.Q3_K: ActivationFormat.Q8_256,
     QuantType.Q4_K: ActivationFormat.Q8_256,
+    QuantType.Q5_K: ActivationFormat.Q8_256,
     QuantType.Q6_K: ActivationFormat.Q8_256,
 }
 

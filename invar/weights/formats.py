@@ -150,9 +150,16 @@ ENCODERS: dict[QuantType, Callable[[Floats], Bytes]] = {
     QuantType.Q4_0: block_encode.encode_q4_0,
     QuantType.Q4_1: block_encode.encode_q4_1,
     QuantType.Q5_0: block_encode.encode_q5_0,
+    QuantType.Q5_1: block_encode.encode_q5_1,
     QuantType.Q8_0: block_encode.encode_q8_0,
+    QuantType.Q2_K: block_encode.encode_q2_k,
+    QuantType.Q3_K: block_encode.encode_q3_k,
     QuantType.Q4_K: block_encode.encode_q4_k,
+    QuantType.Q5_K: block_encode.encode_q5_k,
     QuantType.Q6_K: block_encode.encode_q6_k,
+    QuantType.IQ4_NL: block_encode.encode_iq4_nl,
+    QuantType.IQ4_XS: block_encode.encode_iq4_xs,
+    QuantType.MXFP4: block_encode.encode_mxfp4,
 }
 
 # Formats whose every bit pattern is a number on its own: they can also hold NaN and infinity.

@@ -71,7 +71,6 @@ uint8_t* memory(size_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const char* names[] = {"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q8_0", "q4_k", "q6_k"};
   const LinearKernels* kernels = &portable::linear_kernels;
   std::string isa = argc > 1 ? argv[1] : "avx2", only = argc > 2 ? argv[2] : "";
   double peak = 0;
@@ -100,7 +99,7 @@ int main(int argc, char** argv) {
   printf("  stream GB/s  quantise GB/s  pack GB/s\n");
   std::mt19937 rng(1);
   for (int fi = 0; fi < (int)WeightFormat::count; fi++) {
-    if (!only.empty() && only != names[fi]) continue;
+    if (!only.empty() && only != kWeightFormatNames[fi]) continue;
     auto f = (WeightFormat)fi;
     const ActFormat af = act_format_of(f);
     const int64_t stride = act_layout(af, k).row_bytes, pb = panel_bytes(f, k);
@@ -110,7 +109,7 @@ int main(int argc, char** argv) {
     for (int r = 0; r < 512; r++) kernels->quantize(af, x.data(), k, act + r * stride);
     // Small bytes everywhere: finite scales in every format.
     for (size_t i = 0; i < stream_bytes; i++) stream[i] = (uint8_t)(i * 29) & 0x3b;
-    printf("%-6s", names[fi]);
+    printf("%-6s", kWeightFormatNames[fi]);
     for (int m : counts) {
       // 128 KiB of panels stay in L2
       const int64_t panels = pb * 2 > (128 << 10) ? 2 : (128 << 10) / pb;

@@ -3,7 +3,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
-#include <utility>
 
 #include "bindings/bindings.h"
 #include "runtime/cpu.h"
@@ -13,25 +12,16 @@ namespace invar::bindings {
 namespace nb = nanobind;
 namespace {
 
-constexpr std::pair<const char*, WeightFormat> kWeightFormats[] = {
-    {"f32", WeightFormat::f32},   {"f16", WeightFormat::f16},   {"bf16", WeightFormat::bf16},
-    {"q4_0", WeightFormat::q4_0}, {"q4_1", WeightFormat::q4_1}, {"q5_0", WeightFormat::q5_0},
-    {"q8_0", WeightFormat::q8_0}, {"q4_k", WeightFormat::q4_k}, {"q6_k", WeightFormat::q6_k}};
-
-constexpr std::pair<const char*, ActFormat> kActFormats[] = {{"f32", ActFormat::f32},
-                                                             {"bf16", ActFormat::bf16},
-                                                             {"q8_32", ActFormat::q8_32},
-                                                             {"q8_256", ActFormat::q8_256}};
+constexpr const char* kActFormatNames[] = {"f32", "bf16", "q8_32", "q8_256"};
 
 template <class Format, size_t Count>
-Format find_format(const std::pair<const char*, Format> (&known)[Count], const char* what,
-                   const std::string& name) {
-  std::string names;
-  for (const auto& [known_name, format] : known) {
-    if (name == known_name) return format;
-    names += (names.empty() ? "" : ", ") + std::string(known_name);
+Format find_format(const char* const (&names)[Count], const char* what, const std::string& name) {
+  std::string known;
+  for (size_t i = 0; i < Count; i++) {
+    if (name == names[i]) return (Format)i;
+    known += (known.empty() ? "" : ", ") + std::string(names[i]);
   }
-  throw std::invalid_argument(std::string(what) + " '" + name + "' is not known (known: " + names +
+  throw std::invalid_argument(std::string(what) + " '" + name + "' is not known (known: " + known +
                               ")");
 }
 
@@ -42,19 +32,14 @@ const Kernels& choose_kernels(const std::string& isa) {
 }
 
 WeightFormat weight_format(const std::string& name) {
-  return find_format(kWeightFormats, "weight format", name);
+  return find_format<WeightFormat>(kWeightFormatNames, "weight format", name);
 }
 
 ActFormat act_format(const std::string& name) {
-  return find_format(kActFormats, "activation format", name);
+  return find_format<ActFormat>(kActFormatNames, "activation format", name);
 }
 
-const char* name_of(ActFormat format) {
-  for (const auto& [name, known] : kActFormats) {
-    if (known == format) return name;
-  }
-  return "?";
-}
+const char* name_of(ActFormat format) { return kActFormatNames[(int)format]; }
 
 void bind_machine(nb::module_& module) {
   module.def("cpu_info", [] {

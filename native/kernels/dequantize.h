@@ -16,14 +16,87 @@ INVAR_INLINE float half_at(const uint8_t* p) {
   return r[0];
 }
 
+INVAR_INLINE void dequantize_q4_0(const uint8_t* block, float* out) {
+  const float d = half_at(block);
+  for (int i = 0; i < 16; i++) {
+    out[i] = (float)((block[2 + i] & 15) - 8) * d;
+    out[i + 16] = (float)((block[2 + i] >> 4) - 8) * d;
+  }
+}
+
+INVAR_INLINE void dequantize_q4_1(const uint8_t* block, float* out) {
+  const float d = half_at(block), m = half_at(block + 2);
+  for (int i = 0; i < 16; i++) {
+    out[i] = (float)(block[4 + i] & 15) * d + m;
+    out[i + 16] = (float)(block[4 + i] >> 4) * d + m;
+  }
+}
+
+// Code i of a 32-block whose fifth bits stand before its nibbles.
+INVAR_INLINE int five_bit_code(const uint8_t* fifth, int i) {
+  const uint8_t nibbles = fifth[4 + i % 16];
+  return (i < 16 ? nibbles & 15 : nibbles >> 4) | (fifth[i / 8] >> i % 8 & 1) << 4;
+}
+
+INVAR_INLINE void dequantize_q5_0(const uint8_t* block, float* out) {
+  const float d = half_at(block);
+  for (int i = 0; i < 32; i++) out[i] = (float)(five_bit_code(block + 2, i) - 16) * d;
+}
+
+INVAR_INLINE void dequantize_q5_1(const uint8_t* block, float* out) {
+  const float d = half_at(block), m = half_at(block + 2);
+  for (int i = 0; i < 32; i++) out[i] = (float)five_bit_code(block + 4, i) * d + m;
+}
+
+INVAR_INLINE void dequantize_q8_0(const uint8_t* block, float* out) {
+  const float d = half_at(block);
+  for (int i = 0; i < 32; i++) out[i] = (float)(int8_t)block[2 + i] * d;
+}
+
+// Element i of 256 has two bits of one byte of 64.
+INVAR_INLINE int two_bit_code(const uint8_t* codes, int i) {
+  return codes[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+}
+
+INVAR_INLINE void dequantize_q2_k(const uint8_t* block, float* out) {
+  const float d = half_at(block + 80), dmin = half_at(block + 82);
+  for (int i = 0; i < 256; i++) {
+    const uint8_t both = block[i / 16];
+    out[i] =
+        d * (float)(both & 15) * (float)two_bit_code(block + 16, i) - dmin * (float)(both >> 4);
+  }
+}
+
+INVAR_INLINE void dequantize_q3_k(const uint8_t* block, float* out) {
+  const float d = half_at(block + 108);
+  for (int i = 0; i < 256; i++) {
+    const int high = block[i % 32] >> i / 32 & 1;
+    out[i] = d * (float)scale_q3_k(block + 96, i / 16) *
+             (float)(two_bit_code(block + 32, i) + 4 * high - 4);
+  }
+}
+
 INVAR_INLINE void dequantize_q4_k(const uint8_t* block, float* out) {
   const float d = half_at(block), dmin = half_at(block + 2);
   const uint8_t* codes = block + 16;
   for (int g = 0; g < 8; g++) {
-    ScaleMin sm = scale_min_q4_k(block + 4, g);
+    ScaleMin sm = scale_min_k4(block + 4, g);
     const float scale = d * (float)sm.scale, min = dmin * (float)sm.min;
     for (int i = 0; i < 32; i++) {
       int q = codes[g / 2 * 32 + i] >> g % 2 * 4 & 15;
+      out[g * 32 + i] = scale * (float)q - min;
+    }
+  }
+}
+
+INVAR_INLINE void dequantize_q5_k(const uint8_t* block, float* out) {
+  const float d = half_at(block), dmin = half_at(block + 2);
+  const uint8_t *high = block + 16, *codes = block + 48;
+  for (int g = 0; g < 8; g++) {
+    ScaleMin sm = scale_min_k4(block + 4, g);
+    const float scale = d * (float)sm.scale, min = dmin * (float)sm.min;
+    for (int i = 0; i < 32; i++) {
+      int q = (codes[g / 2 * 32 + i] >> g % 2 * 4 & 15) | (high[i] >> g & 1) << 4;
       out[g * 32 + i] = scale * (float)q - min;
     }
   }
@@ -56,45 +129,12 @@ static void dequantize_row(WeightFormat format, const uint8_t* row, int64_t k, f
         memcpy(out, &bits, 4);
         break;
       }
-      case WeightFormat::q4_0: {
-        const float d = half_at(row);
-        for (int i = 0; i < 16; i++) {
-          out[i] = (float)((row[2 + i] & 15) - 8) * d;
-          out[i + 16] = (float)((row[2 + i] >> 4) - 8) * d;
-        }
-        break;
-      }
-      case WeightFormat::q4_1: {
-        const float d = half_at(row), m = half_at(row + 2);
-        for (int i = 0; i < 16; i++) {
-          out[i] = (float)(row[4 + i] & 15) * d + m;
-          out[i + 16] = (float)(row[4 + i] >> 4) * d + m;
-        }
-        break;
-      }
-      case WeightFormat::q5_0: {
-        const float d = half_at(row);
-        uint32_t high;
-        memcpy(&high, row + 2, 4);
-        for (int i = 0; i < 16; i++) {
-          int low_code = (row[6 + i] & 15) | (int)(high >> i & 1) << 4;
-          int high_code = row[6 + i] >> 4 | (int)(high >> (i + 16) & 1) << 4;
-          out[i] = (float)(low_code - 16) * d;
-          out[i + 16] = (float)(high_code - 16) * d;
-        }
-        break;
-      }
-      case WeightFormat::q8_0: {
-        const float d = half_at(row);
-        for (int i = 0; i < 32; i++) out[i] = (float)(int8_t)row[2 + i] * d;
-        break;
-      }
-      case WeightFormat::q4_k:
-        dequantize_q4_k(row, out);
-        break;
-      case WeightFormat::q6_k:
-        dequantize_q6_k(row, out);
-        break;
+#define INVAR_DEQUANTIZE(name, Suffix) \
+  case WeightFormat::name:             \
+    dequantize_##name(row, out);       \
+    break;
+        INVAR_RECORD_FORMATS(INVAR_DEQUANTIZE)
+#undef INVAR_DEQUANTIZE
       case WeightFormat::count:
         break;
     }

@@ -11,7 +11,10 @@
 //   format      codes - b    K per half   largest half
 //   q4_0        -8 .. 7      16           16,256
 //   q4_1, q4_k   0 .. 15     16           30,480
-//   q5_0        -16 .. 15    16           32,512
+//   q5_0, q5_1  -16 .. 15    16           32,512
+//   q2_k         0 .. 3      8             3,048
+//   q3_k        -32 .. 24    8            32,512    (codes times 8)
+//   q5_k         0 .. 31     8            31,496
 //   q6_k        -32 .. 31    8            32,512
 //
 // So the bias enters as the initial value, -b * (the half's sum of activation codes), which the
@@ -51,6 +54,9 @@ INVAR_INLINE VI load_u8_pairs(const uint8_t* p) {
 INVAR_INLINE void store_s8(int8_t* p, VI a) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v));
 }
+INVAR_INLINE void store_s16(int16_t* p, VI a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v));
+}
 
 template <int kStarts>
 INVAR_INLINE VI narrow_start(VI starts) {
@@ -61,8 +67,13 @@ INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
 }
 INVAR_INLINE VI narrow_total(VI sum) { return sum; }
 // A group's scale per column, from signed bytes, in the form narrow_scaled wants.
-INVAR_INLINE VI load_scales(const int8_t* p) {
+INVAR_INLINE VI load_scales(const uint8_t* p) {
   return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
+}
+// The same from pairs of bytes per column: the low nibbles of the first or of the second bytes.
+INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
+  VI both = load_u8_pairs(pairs);
+  return bit_and(second ? shift_right<16>(both) : both, set1_i(15));
 }
 INVAR_INLINE VI narrow_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
 
@@ -97,6 +108,10 @@ INVAR_INLINE void store_s8(int8_t* p, VI a) {
   __m128i x = _mm_packs_epi32(_mm256_castsi256_si128(a.v), _mm256_extracti128_si256(a.v, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(x, x));
 }
+INVAR_INLINE void store_s16(int16_t* p, VI a) {
+  __m128i low = _mm256_castsi256_si128(a.v), high = _mm256_extracti128_si256(a.v, 1);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(low, high));
+}
 
 template <int kStarts>
 INVAR_INLINE VI narrow_start(VI starts) {
@@ -114,13 +129,21 @@ INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
 }
 INVAR_INLINE VI narrow_total(VI sum) { return {_mm256_madd_epi16(sum.v, _mm256_set1_epi16(1))}; }
 // The scale stands in both int16 halves: vpmaddwd then adds and scales at once.
-INVAR_INLINE VI load_scales(const int8_t* p) {
+INVAR_INLINE VI load_scales(const uint8_t* p) {
   const __m256i to_high_bytes =
       _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1, 4, -1, 4, -1, 5,
                        -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
   int64_t bytes;
   memcpy(&bytes, p, 8);
   return {_mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(bytes), to_high_bytes), 8)};
+}
+INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
+  const __m256i first_bytes =
+      _mm256_setr_epi8(0, -1, 0, -1, 2, -1, 2, -1, 4, -1, 4, -1, 6, -1, 6, -1, 8, -1, 8, -1, 10, -1,
+                       10, -1, 12, -1, 12, -1, 14, -1, 14, -1);
+  const __m256i which = second ? _mm256_add_epi16(first_bytes, _mm256_set1_epi16(1)) : first_bytes;
+  __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)pairs));
+  return {_mm256_and_si256(_mm256_shuffle_epi8(bytes, which), _mm256_set1_epi16(15))};
 }
 INVAR_INLINE VI narrow_scaled(VI total, VI sum, VI scales) { return dot_pair(total, sum, scales); }
 
@@ -160,6 +183,9 @@ INVAR_INLINE VI load_u8_pairs(const uint8_t* p) {
 INVAR_INLINE void store_s8(int8_t* p, VI a) {
   for (int i = 0; i < W; i++) p[i] = (int8_t)a.v[i];
 }
+INVAR_INLINE void store_s16(int16_t* p, VI a) {
+  for (int i = 0; i < W; i++) p[i] = (int16_t)a.v[i];
+}
 
 template <int kStarts>
 INVAR_INLINE VI narrow_start(VI starts) {
@@ -181,10 +207,14 @@ INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
   return add_products(sum, reinterpret<i16x8>(w & 255), reinterpret<i16x8>(w >> 8), quad);
 }
 INVAR_INLINE VI narrow_total(VI sum) { return sum; }
-INVAR_INLINE VI load_scales(const int8_t* p) {
+INVAR_INLINE VI load_scales(const uint8_t* p) {
   VI r;
-  for (int i = 0; i < W; i++) r.v[i] = p[i];
+  for (int i = 0; i < W; i++) r.v[i] = (int8_t)p[i];
   return r;
+}
+INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
+  VI both = load_u8_pairs(pairs);
+  return bit_and(second ? shift_right<16>(both) : both, set1_i(15));
 }
 INVAR_INLINE VI narrow_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
 

@@ -19,55 +19,155 @@ INVAR_INLINE CodePair nibble_pair(const uint8_t* p) {
   return {low_nibbles(raw), high_nibbles(raw)};
 }
 
-// kGroup: K of one exact sum; kGroupBytes: from one group's codes to the next; kStarts: the bias of
-// the codes, in units of the start values of dot.h.
-struct FormatQ4_0 {
-  using Record = RecordQ4_0;
-  static constexpr int kGroup = 32, kStarts = 1, kGroupBytes = Record::bytes;
-  static constexpr bool kMin = false;
-  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
+// Fifth bits of quads j and k: bits j and k of a byte.
+INVAR_INLINE CodePair with_fifth_bits(CodePair q, VB bits, int j, int k) {
+  return {bit_or(q.low, bits_at(bits, j - 4, 16)), bit_or(q.high, bits_at(bits, k - 4, 16))};
+}
+
+// kGroup: K of one exact sum; kSums: how many of them one group of packed codes holds, kGroupBytes
+// from one such group to the next; kStarts: the bias of the codes, in units of the start values of
+// dot.h; kHighBits: codes take more than a nibble's mask and shift to unpack.
+//
+// pair(group, h, j, vector): pair j of sum h, its quads j and j + kGroup / 8.
+// scale(record, column): fp32 scales of W columns; min(...), or min_scale(...) and pairs of integer
+// minimums; K-quants also scales(record, g, h, column) of a sum.
+template <class R>
+struct Block32 {
+  using Record = R;
+  static constexpr int kGroup = 32, kSums = 1, kGroupBytes = R::bytes;
+  INVAR_INLINE VF scale(const uint8_t* record, int column) {
+    return load_f16(record + R::scale + 2 * column);
+  }
+};
+struct FormatQ4_0 : Block32<RecordQ4_0> {
+  static constexpr int kStarts = 1;
+  static constexpr bool kMin = false, kHighBits = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int, int j, int vector) {
     return nibble_pair(group + j * kQuadBytes + vector * kVectorBytes);
   }
 };
-struct FormatQ4_1 {
-  using Record = RecordQ4_1;
-  static constexpr int kGroup = 32, kStarts = 0, kGroupBytes = Record::bytes;
-  static constexpr bool kMin = true;
-  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
-    return FormatQ4_0::pair(group, j, vector);
+struct FormatQ4_1 : Block32<RecordQ4_1> {
+  static constexpr int kStarts = 0;
+  static constexpr bool kMin = true, kHighBits = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    return FormatQ4_0::pair(group, h, j, vector);
+  }
+  INVAR_INLINE VF min(const uint8_t* record, int column) {
+    return load_f16(record + Record::min + 2 * column);
   }
 };
-struct FormatQ5_0 {
-  using Record = RecordQ5_0;
-  static constexpr int kGroup = 32, kStarts = 2, kGroupBytes = Record::bytes;
-  static constexpr bool kMin = false;
-  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
-    CodePair q = FormatQ4_0::pair(group, j, vector);
+struct FormatQ5_0 : Block32<RecordQ5_0> {
+  static constexpr int kStarts = 2;
+  static constexpr bool kMin = false, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
     VB bits = load_b(group + Record::high - Record::codes + vector * kVectorBytes);
-    return {bit_or(q.low, bits_at(bits, j - 4, 16)), bit_or(q.high, bits_at(bits, j, 16))};
+    return with_fifth_bits(FormatQ4_0::pair(group, h, j, vector), bits, j, j + 4);
   }
 };
-struct FormatQ8_0 {
-  using Record = RecordQ8_0;  // already bytes, and signed: tile_q8_0
-  static constexpr int kGroup = 32;
-};
-struct FormatQ4_K {
-  using Record = RecordQ4_K;
-  static constexpr int kGroup = 32, kStarts = 0, kGroupBytes = Record::group_bytes;
-  static constexpr bool kMin = true;
-  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
-    return FormatQ4_0::pair(group, j, vector);
+// code * d + m = (code - 16) * d + (m + 16 d): codes that fit in narrow sums, at no cost per row.
+struct FormatQ5_1 : Block32<RecordQ5_1> {
+  static constexpr int kStarts = 2;
+  static constexpr bool kMin = true, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    VB bits = load_b(group + Record::high - Record::codes + vector * kVectorBytes);
+    return with_fifth_bits(FormatQ4_0::pair(group, h, j, vector), bits, j, j + 4);
+  }
+  INVAR_INLINE VF min(const uint8_t* record, int column) {
+    return fma(set1(16), scale(record, column), load_f16(record + Record::min + 2 * column));
   }
 };
-struct FormatQ6_K {
-  using Record = RecordQ6_K;
-  static constexpr int kGroup = 16, kStarts = 1, kGroupBytes = Record::group_bytes;
-  static constexpr bool kMin = false;
-  INVAR_INLINE CodePair pair(const uint8_t* group, int j, int vector) {
+struct FormatQ8_0 : Block32<RecordQ8_0> {  // already bytes, and signed: tile_q8_0
+  static constexpr bool kHighBits = false;
+};
+
+template <class R, int group, int sums>
+struct Block256 {
+  using Record = R;
+  static constexpr int kGroup = group, kSums = sums, kGroupBytes = R::group_bytes;
+  INVAR_INLINE VF scale(const uint8_t* record, int column) {
+    return load_f16(record + R::scale + 2 * column);
+  }
+  INVAR_INLINE VF min_scale(const uint8_t* record, int column) {
+    return load_f16(record + R::min_scale + 2 * column);
+  }
+};
+// Scales and minimums belong to 16 values, a byte for both.
+struct FormatQ2_K : Block256<RecordQ2_K, 16, 2> {
+  static constexpr int kStarts = 0, kMinPairs = 8;
+  static constexpr bool kMin = true, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    VB raw = load_b(group + h * kQuadBytes + vector * kVectorBytes);
+    return {bits_at(raw, 2 * j, 3), bits_at(raw, 2 * j + 4, 3)};
+  }
+  INVAR_INLINE const uint8_t* scale_pairs(const uint8_t* record, int p, int column) {
+    return record + Record::scales + p * 2 * kPanelColumns + 2 * column;
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int h, int column) {
+    return load_nibble_scales(scale_pairs(record, g, column), h);
+  }
+  INVAR_INLINE VI min_pair(const uint8_t* record, int p, int column) {
+    return shift_right<4>(load_u8_pairs(scale_pairs(record, p, column))) & set1_i(0x000f000f);
+  }
+};
+// Codes times eight: minus 32, the bias that the start values hold, they are 8 * (code - 4).
+struct FormatQ3_K : Block256<RecordQ3_K, 16, 2> {
+  static constexpr int kStarts = 1;
+  static constexpr bool kMin = false, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    const uint8_t* p = group + vector * kVectorBytes;
+    VB low = load_b(p + Record::low + h * kQuadBytes), high = load_b(p + Record::high);
+    const int quad = 4 * h + j;
+    return {bit_or(bits_at(low, 2 * j - 3, 3 << 3), bits_at(high, quad - 5, 1 << 5)),
+            bit_or(bits_at(low, 2 * j + 1, 3 << 3), bits_at(high, quad - 3, 1 << 5))};
+  }
+  INVAR_INLINE VF scale(const uint8_t* record, int column) {
+    return Block256::scale(record, column) * set1(0.125f);
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int h, int column) {
+    return load_scales(record + Record::scales + (2 * g + h) * kPanelColumns + column);
+  }
+};
+struct FormatQ4_K : Block256<RecordQ4_K, 32, 1> {
+  static constexpr int kStarts = 0, kMinPairs = 4;
+  static constexpr bool kMin = true, kHighBits = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    return FormatQ4_0::pair(group, h, j, vector);
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int, int column) {
+    return load_scales(record + Record::scales + g * kPanelColumns + column);
+  }
+  INVAR_INLINE VI min_pair(const uint8_t* record, int p, int column) {
+    return load_u8_pairs(record + Record::mins + p * 2 * kPanelColumns + 2 * column);
+  }
+};
+// Two sums per scale: 16 codes of five bits fit in narrow sums as they are, 32 would not.
+struct FormatQ5_K : Block256<RecordQ5_K, 16, 2> {
+  static constexpr int kStarts = 0, kMinPairs = 4;
+  static constexpr bool kMin = true, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    const uint8_t* p = group + vector * kVectorBytes;
+    const int quad = 4 * h + j;
+    return with_fifth_bits(nibble_pair(p + Record::low + (2 * h + j) * kQuadBytes),
+                           load_b(p + Record::high), quad, quad + 2);
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int, int column) {
+    return load_scales(record + Record::scales + g * kPanelColumns + column);
+  }
+  INVAR_INLINE VI min_pair(const uint8_t* record, int p, int column) {
+    return load_u8_pairs(record + Record::mins + p * 2 * kPanelColumns + 2 * column);
+  }
+};
+struct FormatQ6_K : Block256<RecordQ6_K, 16, 1> {
+  static constexpr int kStarts = 1;
+  static constexpr bool kMin = false, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int, int j, int vector) {
     const uint8_t* p = group + vector * kVectorBytes;
     CodePair q = nibble_pair(p + Record::low + j * kQuadBytes);
     VB bits = load_b(p + Record::high);
     return {bit_or(q.low, bits_at(bits, 2 * j - 4, 48)), bit_or(q.high, bits_at(bits, 2 * j, 48))};
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int, int column) {
+    return load_scales(record + Record::scales + g * kPanelColumns + column);
   }
 };
 

@@ -2,9 +2,11 @@
 //
 //   q4_0, q5_0, q8_0   for each 32: acc = fma(float(sum), d * da, acc), sum of (code - bias) * a
 //   q4_1               then also:   acc = fma(m, scaled_sum, acc)
-//   q4_k               for each 256: t = sum of scale * (sum over 32), u = sum of min * (sum of a),
+//   q5_1               then also:   acc = fma(fma(16, d, m), scaled_sum, acc), the bias being 16
+//   q2_k, q4_k, q5_k   for each 256: t = sum of scale * (sum of code * a),
+//                                    u = sum of min * (sum of a),
 //                                    acc = fma(fnma(float(u), dmin, float(t) * d), da, acc)
-//   q6_k               for each 256: t = sum of scale * (sum over 16),
+//   q3_k, q6_k         for each 256: t = sum of scale * (sum of (code - bias) * a),
 //                                    acc = fma(float(t), d * da, acc)
 //
 // with every sum an exact int32 and acc in ascending K. Everything else here (tiles, slabs,
@@ -19,8 +21,8 @@ namespace invar::INVAR_ISA {
 
 // Register tiles: rows x kTileVectors vectors of W columns. One broadcast of an activation quad
 // serves all vectors, one load of codes all rows. Above so many rows a slab's codes are widened to
-// bytes once instead of once per row tile: kWidenHighBits for q5_0 and q6_k, kWidenNibbles for the
-// 4-bit formats (0: never). Measured on Zen 3, widened against not: at M = 6 q5_0 159 and 138 GOPS,
+// bytes once instead of once per row tile: kWidenNibbles for the 4-bit formats, kWidenHighBits for
+// the others (0: never). Measured on Zen 3, widened against not: at M = 6 q5_0 159 and 138 GOPS,
 // q6_k 176 and 160; at M = 8 q4_k 203 and 217, q4_0 163 and 176.
 //   avx512: 32 registers: 4 x 2 sums and totals, 4 codes, masks and constants (6 x 2 would spill in
 //           q6_k and is no faster); on widened codes 6 x 2. Unpacking a nibble is free there (its
@@ -56,16 +58,16 @@ struct Rows {
 
 // Codes as they are packed, or widened to a byte each: [quad][column][place].
 template <class F, bool widened>
-INVAR_INLINE CodePair read_pair(const uint8_t* group, int j, int vector) {
-  if constexpr (!widened) return F::pair(group, j, vector);
+INVAR_INLINE CodePair read_pair(const uint8_t* group, int h, int j, int vector) {
+  if constexpr (!widened) return F::pair(group, h, j, vector);
   constexpr int kHalf = F::kGroup / 8;
-  const uint8_t* p = group + vector * kVectorBytes;
+  const uint8_t* p = group + h * 2 * kHalf * kQuadBytes + vector * kVectorBytes;
   return {load_b(p + j * kQuadBytes), load_b(p + (j + kHalf) * kQuadBytes)};
 }
 
-// sums[r][c] of one group, before narrow_total / narrow_scaled.
+// sums[r][c] of sum h of a group, before narrow_total / narrow_scaled.
 template <class F, bool widened, int R, int C>
-INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int vector,
+INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
                              const Rows<R>& rows, int64_t codes, int64_t starts) {
   constexpr int kHalf = F::kGroup / 8;
   INVAR_UNROLL for (int r = 0; r < R; r++) {
@@ -75,7 +77,7 @@ INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int vector,
   }
   INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
     CodePair q[C];
-    INVAR_UNROLL for (int c = 0; c < C; c++) q[c] = read_pair<F, widened>(group, j, vector + c);
+    INVAR_UNROLL for (int c = 0; c < C; c++) q[c] = read_pair<F, widened>(group, h, j, vector + c);
     INVAR_UNROLL for (int r = 0; r < R; r++) {
       VI a = set1_pair(rows.p[r] + codes + 4 * j);
       INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = narrow_step(sums[r][c], q[c].low, a);
@@ -135,12 +137,11 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
   for (int b = 0; b < blocks; b++) {
     prefetch<R == 1 && !widened, Record::bytes>(ahead, record);
     VI sums[R][C];
-    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
+    group_sums<F, widened>(sums, codes, 0, vector, rows, at.codes, at.starts);
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       const int column = (vector + c) * W;
-      VF d = load_f16(record + Record::scale + 2 * column);
-      VF m = zero();
-      if constexpr (F::kMin) m = load_f16(record + Record::min + 2 * column);
+      VF d = F::scale(record, column), m = zero();
+      if constexpr (F::kMin) m = F::min(record, column);
       INVAR_UNROLL for (int r = 0; r < R; r++) {
         float* o = out + r * out_stride + column;
         VF acc =
@@ -179,12 +180,46 @@ INVAR_NOINLINE void tile_q8_0(const uint8_t* record, int blocks, int vector, con
     }
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       const int column = (vector + c) * W;
-      VF d = load_f16(record + Record::scale + 2 * column);
+      VF d = FormatQ8_0::scale(record, column);
       INVAR_UNROLL for (int r = 0; r < R; r++)
           fold(out + r * out_stride + column, sums[r][c], d, broadcast(rows.p[r] + at.scales));
     }
     record += Record::bytes;
     at.codes += 32, at.scales += 4, at.starts += 4;
+  }
+}
+
+// Where the sums of a row's activation codes lie that minimums are multiplied by, int16 pairs: in
+// the row for minimums of 32 values; those of 16 are made from its start values, which are -32
+// times the two parts of each.
+template <class F, int R>
+struct MinSums {
+  const uint8_t* p[R];
+  int16_t made[R][kSlabK / 16];
+  inline __attribute__((always_inline)) MinSums(const Rows<R>& rows, const SlabOffsets& at) {
+    for (int r = 0; r < R; r++) {
+      if constexpr (F::kMinPairs == 4) {
+        p[r] = rows.p[r] + at.sums;
+      } else {
+        for (int g = 0; g < kSlabK / 16; g += W) {
+          VI sums = dot_pair(zero_i(), load_i(rows.p[r] + at.starts + 4 * g), set1_i(-1));
+          store_s16(made[r] + g, shift_right_signed<5>(sums));
+        }
+        p[r] = (const uint8_t*)made[r];
+      }
+    }
+  }
+};
+
+// Per column, the sum of minimum times sum of codes.
+template <class F, int R>
+INVAR_INLINE void min_totals(VI (&totals)[R], const uint8_t* record, int column,
+                             const MinSums<F, R>& sums) {
+  INVAR_UNROLL for (int r = 0; r < R; r++) totals[r] = zero_i();
+  INVAR_UNROLL for (int p = 0; p < F::kMinPairs; p++) {
+    VI pair = F::min_pair(record, p, column);
+    INVAR_UNROLL for (int r = 0; r < R; r++) totals[r] =
+        dot_pair(totals[r], pair, set1_pair(sums.p[r] + 4 * p));
   }
 }
 
@@ -199,39 +234,44 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
   INVAR_UNROLL for (int r = 0; r < R; r++) {
     INVAR_UNROLL for (int c = 0; c < C; c++) totals[r][c] = zero_i();
   }
-  const int8_t* scales = (const int8_t*)record + Record::scales + vector * W;
-  for (int g = 0; g < kSlabK / F::kGroup; g++) {
+  const SlabOffsets slab = at;
+  constexpr int kGroups = kSlabK / (F::kGroup * F::kSums);
+  for (int g = 0; g < kGroups; g++) {
     // In equal parts, header included: asking for the codes alone, a lone row of q4_k streamed
     // 15.9 GB/s, so 17.5 (Zen 3).
-    constexpr int kPart = Record::bytes / (kSlabK / F::kGroup);
+    constexpr int kPart = Record::bytes / kGroups;
     prefetch<R == 1 && !widened, kPart>(ahead, record + g * kPart);
-    VI sums[R][C];
-    group_sums<F, widened>(sums, codes, vector, rows, at.codes, at.starts);
-    INVAR_UNROLL for (int c = 0; c < C; c++) {
-      VI scale = load_scales(scales + c * W);
-      INVAR_UNROLL for (int r = 0; r < R; r++) totals[r][c] =
-          narrow_scaled(totals[r][c], sums[r][c], scale);
-    }
-    scales += kPanelColumns;
-    codes += widened ? F::kGroup / 4 * kQuadBytes : F::kGroupBytes;
-    at.codes += F::kGroup, at.starts += 4;
-  }
-  INVAR_UNROLL for (int c = 0; c < C; c++) {
-    const int column = (vector + c) * W;
-    VF d = load_f16(record + Record::scale + 2 * column);
-    INVAR_UNROLL for (int r = 0; r < R; r++) {
-      float* o = out + r * out_stride + column;
-      VF da = broadcast(rows.p[r] + at.scales);
-      if constexpr (F::kMin) {
-        VI mins = zero_i();
-        INVAR_UNROLL for (int p = 0; p < 4; p++) mins = dot_pair(
-            mins, load_u8_pairs(record + Record::mins + p * 2 * kPanelColumns + 2 * column),
-            set1_pair(rows.p[r] + at.sums + 4 * p));
-        VF dmin = load_f16(record + Record::min_scale + 2 * column);
-        store(o, fma(fnma(to_float(mins), dmin, to_float(totals[r][c]) * d), da, load(o)));
-      } else {
-        fold(o, totals[r][c], d, da);
+    INVAR_UNROLL for (int h = 0; h < F::kSums; h++) {
+      VI sums[R][C];
+      group_sums<F, widened>(sums, codes, h, vector, rows, at.codes, at.starts);
+      INVAR_UNROLL for (int c = 0; c < C; c++) {
+        VI scale = F::scales(record, g, h, (vector + c) * W);
+        INVAR_UNROLL for (int r = 0; r < R; r++) totals[r][c] =
+            narrow_scaled(totals[r][c], sums[r][c], scale);
       }
+      at.codes += F::kGroup, at.starts += 4;
+    }
+    codes += widened ? F::kSums * F::kGroup / 4 * kQuadBytes : F::kGroupBytes;
+  }
+  if constexpr (F::kMin) {
+    const MinSums<F, R> min_sums(rows, slab);
+    INVAR_UNROLL for (int c = 0; c < C; c++) {
+      const int column = (vector + c) * W;
+      VI mins[R];
+      min_totals(mins, record, column, min_sums);
+      VF d = F::scale(record, column), dmin = F::min_scale(record, column);
+      INVAR_UNROLL for (int r = 0; r < R; r++) {
+        float* o = out + r * out_stride + column;
+        VF sum = fnma(to_float(mins[r]), dmin, to_float(totals[r][c]) * d);
+        store(o, fma(sum, broadcast(rows.p[r] + at.scales), load(o)));
+      }
+    }
+  } else {
+    INVAR_UNROLL for (int c = 0; c < C; c++) {
+      const int column = (vector + c) * W;
+      VF d = F::scale(record, column);
+      INVAR_UNROLL for (int r = 0; r < R; r++)
+          fold(out + r * out_stride + column, totals[r][c], d, broadcast(rows.p[r] + at.scales));
     }
   }
 }
@@ -241,12 +281,14 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
 template <class F>
 INVAR_NOINLINE void widen(const uint8_t* group, int groups, uint8_t* out) {
   constexpr int kHalf = F::kGroup / 8;
-  for (int g = 0; g < groups; g++, group += F::kGroupBytes, out += 2 * kHalf * kQuadBytes) {
-    INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
-      for (int v = 0; v < kPanelVectors; v++) {
-        CodePair q = F::pair(group, j, v);
-        store_b(out + j * kQuadBytes + v * kVectorBytes, q.low);
-        store_b(out + (j + kHalf) * kQuadBytes + v * kVectorBytes, q.high);
+  for (int g = 0; g < groups; g++, group += F::kGroupBytes) {
+    INVAR_UNROLL for (int h = 0; h < F::kSums; h++, out += 2 * kHalf * kQuadBytes) {
+      INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
+        for (int v = 0; v < kPanelVectors; v++) {
+          CodePair q = F::pair(group, h, j, v);
+          store_b(out + j * kQuadBytes + v * kVectorBytes, q.low);
+          store_b(out + (j + kHalf) * kQuadBytes + v * kVectorBytes, q.high);
+        }
       }
     }
   }
@@ -311,9 +353,8 @@ INVAR_INLINE void all_rows(Slab& s, int rows) {
 template <class F>
 static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, const uint8_t* act,
                      int64_t act_stride, int rows, float* out, int64_t out_stride) {
-  constexpr bool kHighBits = std::is_same_v<F, FormatQ5_0> || std::is_same_v<F, FormatQ6_K>;
   constexpr bool kBytes = std::is_same_v<F, FormatQ8_0>;
-  constexpr int kWidenRows = kBytes ? 0 : kHighBits ? kWidenHighBits : kWidenNibbles;
+  constexpr int kWidenRows = kBytes ? 0 : F::kHighBits ? kWidenHighBits : kWidenNibbles;
   constexpr int64_t kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
   const ActLayout layout = act_layout(act_format, k);
   const int scale_bytes = kSlabK / F::Record::k * 4;
@@ -343,7 +384,8 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
             layout.sum_offset + slab * start_bytes, layout.scaled_sum_offset + slab * sum_bytes};
     if constexpr (kWidenRows > 0) {
       if (rows > kWidenRows) {
-        widen<F>(s.record + F::Record::codes, s.blocks * (F::Record::k / F::kGroup), widened);
+        widen<F>(s.record + F::Record::codes, s.blocks * (F::Record::k / (F::kGroup * F::kSums)),
+                 widened);
         all_rows<F, true>(s, rows);
         continue;
       }

@@ -19,7 +19,27 @@ constexpr int kNumericVersion = 1;
 
 // ---------------------------------------------------------------- weights and activations
 
-enum class WeightFormat : int { f32, f16, bf16, q4_0, q4_1, q5_0, q8_0, q4_k, q6_k, count };
+enum class WeightFormat : int {
+  f32,
+  f16,
+  bf16,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  count
+};
+constexpr const char* kWeightFormatNames[] = {"f32",  "f16",  "bf16", "q4_0", "q4_1",
+                                              "q5_0", "q5_1", "q8_0", "q2_k", "q3_k",
+                                              "q4_k", "q5_k", "q6_k"};
+static_assert(sizeof kWeightFormatNames == sizeof(char*) * (int)WeightFormat::count);
+
 enum class ActFormat : int { f32, bf16, q8_32, q8_256 };
 
 constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 4 (NEON)
@@ -41,10 +61,10 @@ struct ActLayout {
 };
 ActLayout act_layout(ActFormat format, int64_t k);
 
-ActFormat act_format_of(WeightFormat format);  // q4_0,q4_1,q5_0,q8_0: q8_32; q4_k,q6_k: q8_256
+ActFormat act_format_of(WeightFormat format);  // blocks of 32: q8_32; of 256: q8_256
 
 // Packed weights: ceil(n / 32) panels, each `panel_bytes` long (a multiple of 64); columns past n
-// have zero scales. A panel is one sequential stream of records; the layouts are in pack.h.
+// have zero scales. A panel is one sequential stream of records; the layouts are in records.h.
 int64_t panel_bytes(WeightFormat format, int64_t k);
 int64_t row_bytes_ggml(WeightFormat format, int64_t k);  // of the unpacked GGML row
 

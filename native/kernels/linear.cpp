@@ -13,19 +13,14 @@ static void gemm(WeightFormat format, const uint8_t* panel, int64_t k, const uin
 #define INVAR_FLOAT(name, Step) \
   case WeightFormat::name:      \
     return gemm_float<Step>(panel, k, act, act_stride, rows, out, out_stride);
-#define INVAR_INT(name, Format)                                                          \
-  case WeightFormat::name:                                                               \
-    return gemm_int<Format>(act_format_of(format), panel, k, act, act_stride, rows, out, \
-                            out_stride);
+#define INVAR_INT(name, Suffix)                                                                  \
+  case WeightFormat::name:                                                                       \
+    return gemm_int<Format##Suffix>(act_format_of(format), panel, k, act, act_stride, rows, out, \
+                                    out_stride);
     INVAR_FLOAT(f32, StepF32)
     INVAR_FLOAT(f16, StepF16)
     INVAR_FLOAT(bf16, StepBf16)
-    INVAR_INT(q4_0, FormatQ4_0)
-    INVAR_INT(q4_1, FormatQ4_1)
-    INVAR_INT(q5_0, FormatQ5_0)
-    INVAR_INT(q8_0, FormatQ8_0)
-    INVAR_INT(q4_k, FormatQ4_K)
-    INVAR_INT(q6_k, FormatQ6_K)
+    INVAR_RECORD_FORMATS(INVAR_INT)
 #undef INVAR_FLOAT
 #undef INVAR_INT
     case WeightFormat::count:

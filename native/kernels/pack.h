@@ -1,115 +1,17 @@
-// GGML rows to panels of records (records.h). A quad of four codes is one 32-bit word, so packing
-// is a transposition of words: read 32 rows side by side, write one record.
+// GGML rows to panels: read 32 rows side by side, write one record after the other.
 #pragma once
 
-#include <type_traits>
-
-#include "kernels/records.h"
-#include "kernels/simd.h"
+#include "kernels/pack_blocks.h"
 
 namespace invar::INVAR_ISA {
 
-INVAR_INLINE uint32_t word_at(const uint8_t* p) {
-  uint32_t word;
-  memcpy(&word, p, 4);
-  return word;
-}
-INVAR_INLINE void put_half(uint8_t* row, int c, const uint8_t* half) {
-  memcpy(row + 2 * c, half, 2);
-}
-// Word j of quad row j, for column c.
-INVAR_INLINE void put_word(uint8_t* quads, int j, int c, uint32_t word) {
-  memcpy(quads + j * kQuadBytes + 4 * c, &word, 4);
-}
-
-// Bits 0, 4, 8, ... 28 gathered into one byte.
-INVAR_INLINE uint32_t every_fourth_bit(uint32_t x) {
-  x &= 0x11111111;
-  x = (x | x >> 3) & 0x03030303;
-  x = (x | x >> 6) & 0x000f000f;
-  return (x | x >> 12) & 0xff;
-}
-
-template <WeightFormat format>
-INVAR_INLINE void pack_block(const uint8_t* block, int c, uint8_t* record) {
-  if constexpr (format == WeightFormat::q4_0 || format == WeightFormat::q4_1 ||
-                format == WeightFormat::q5_0) {
-    // GGML keeps element i of the first half and of the second in one byte, as the record does.
-    using R = std::conditional_t<
-        format == WeightFormat::q4_0, RecordQ4_0,
-        std::conditional_t<format == WeightFormat::q4_1, RecordQ4_1, RecordQ5_0>>;
-    const uint8_t* codes = block + 2;
-    put_half(record + R::scale, c, block);
-    if constexpr (format == WeightFormat::q4_1) {
-      put_half(record + R::min, c, block + 2);
-      codes += 2;
-    }
-    if constexpr (format == WeightFormat::q5_0) {
-      uint32_t high = word_at(block + 2);  // bit i: element i = quad i / 4, place i % 4
-      put_word(record + R::high, 0, c,
-               every_fourth_bit(high) | every_fourth_bit(high >> 1) << 8 |
-                   every_fourth_bit(high >> 2) << 16 | every_fourth_bit(high >> 3) << 24);
-      codes += 4;
-    }
-    for (int j = 0; j < 4; j++) put_word(record + R::codes, j, c, word_at(codes + 4 * j));
-  } else if constexpr (format == WeightFormat::q8_0) {
-    put_half(record + RecordQ8_0::scale, c, block);
-    for (int j = 0; j < 8; j++)
-      put_word(record + RecordQ8_0::codes, j, c, word_at(block + 2 + 4 * j));
-  } else if constexpr (format == WeightFormat::q4_k) {
-    using R = RecordQ4_K;
-    put_half(record + R::scale, c, block);
-    put_half(record + R::min_scale, c, block + 2);
-    for (int g = 0; g < 8; g++) {
-      ScaleMin sm = scale_min_q4_k(block + 4, g);
-      record[R::scales + g * kPanelColumns + c] = sm.scale;
-      record[R::mins + g / 2 * 2 * kPanelColumns + 2 * c + g % 2] = sm.min;
-    }
-    // GGML keeps element i of two neighbouring 32-blocks in one byte; a record, quads j and j + 4
-    // of one 32-block.
-    const uint8_t* codes = block + 16;
-    for (int g = 0; g < 8; g += 2, codes += 32) {
-      for (int j = 0; j < 4; j++) {
-        uint32_t a = word_at(codes + 4 * j), b = word_at(codes + 16 + 4 * j);
-        uint8_t* out = record + R::codes + g * R::group_bytes;
-        put_word(out, j, c, (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4);
-        put_word(out + R::group_bytes, j, c, (a >> 4 & 0x0f0f0f0f) | (b & 0xf0f0f0f0));
-      }
-    }
-  } else if constexpr (format == WeightFormat::q6_k) {
-    using R = RecordQ6_K;
-    const uint8_t *low = block, *high = block + 128, *scales = block + 192;
-    put_half(record + R::scale, c, block + 208);
-    for (int g = 0; g < 16; g++) {
-      record[R::scales + g * kPanelColumns + c] = scales[g];
-      // Element e of 128: its low bits are a nibble of byte e % 64, the lower one if e < 64; its
-      // high bits are 2 (e / 32) of byte e % 32.
-      int half = g / 8, e = g % 8 * 16;
-      const uint8_t* nibbles = low + half * 64 + e % 64;
-      const uint8_t* bits = high + half * 32 + e % 32;
-      int nibble_shift = e / 64 * 4, bit_shift = e / 32 * 2;
-      uint32_t lo[4], hi = 0;
-      for (int j = 0; j < 4; j++) {
-        lo[j] = word_at(nibbles + 4 * j) >> nibble_shift & 0x0f0f0f0f;
-        hi |= (word_at(bits + 4 * j) >> bit_shift & 0x03030303) << 2 * j;
-      }
-      uint8_t* out = record + R::codes + g * R::group_bytes;
-      put_word(out + R::high, 0, c, hi);
-      put_word(out + R::low, 0, c, lo[0] | lo[2] << 4);
-      put_word(out + R::low, 1, c, lo[1] | lo[3] << 4);
-    }
-  }
-}
-
-template <WeightFormat format, typename Record>
+template <typename Record, void (*pack_block)(const uint8_t* block, int c, uint8_t* record)>
 static void pack_records(const uint8_t* rows, int64_t row_bytes, int columns, int64_t k,
                          uint8_t* out) {
-  constexpr GgmlBlock block = ggml_block(format);
-  static_assert(block.k == Record::k);
-  for (int64_t b = 0; b < k / block.k; b++, out += Record::bytes) {
+  for (int64_t b = 0; b < k / Record::k; b++, out += Record::bytes) {
     if (columns < kPanelColumns) memset(out, 0, Record::bytes);
     for (int c = 0; c < columns; c++)
-      pack_block<format>(rows + c * row_bytes + b * block.bytes, c, out);
+      pack_block(rows + c * row_bytes + b * Record::ggml_bytes, c, out);
   }
 }
 
@@ -157,16 +59,11 @@ static void pack(WeightFormat format, const uint8_t* rows, int64_t n, int64_t k,
       case WeightFormat::bf16:
         pack_bf16(from, row_bytes, columns, k, to);
         break;
-#define INVAR_PACK(name, Record)                                               \
-  case WeightFormat::name:                                                     \
-    pack_records<WeightFormat::name, Record>(from, row_bytes, columns, k, to); \
+#define INVAR_PACK(name, Suffix)                                                \
+  case WeightFormat::name:                                                      \
+    pack_records<Record##Suffix, pack_##name>(from, row_bytes, columns, k, to); \
     break;
-        INVAR_PACK(q4_0, RecordQ4_0)
-        INVAR_PACK(q4_1, RecordQ4_1)
-        INVAR_PACK(q5_0, RecordQ5_0)
-        INVAR_PACK(q8_0, RecordQ8_0)
-        INVAR_PACK(q4_k, RecordQ4_K)
-        INVAR_PACK(q6_k, RecordQ6_K)
+        INVAR_RECORD_FORMATS(INVAR_PACK)
 #undef INVAR_PACK
       case WeightFormat::count:
         break;

@@ -8,9 +8,18 @@
 //   q4_0   K x 32    f16 d[32] | nibbles[4][c][t]: quad j low, quad j + 4 high      9 lines
 //   q4_1   K x 32    f16 d[32] | f16 m[32] | nibbles as q4_0                       10 lines
 //   q5_0   K x 32    f16 d[32] | high[c][t]: bit j is bit 4 of quad j | nibbles    11 lines
+//   q5_1   K x 32    f16 d[32] | f16 m[32] | high as q5_0 | nibbles                12 lines
 //   q8_0   K x 32    f16 d[32] | s8 codes[8][c][t]                                 17 lines
+//   q2_k   K x 256   f16 d[32] | f16 dmin[32] | scales[8][c][2]: scale low, minimum high
+//                    | groups[16] of { [c][t]: bits 2j, 2j + 1 of quad j }         42 lines
+//   q3_k   K x 256   f16 d[32] | s8 scales[16][c] | groups[8] of
+//                    { high[c][t]: bit j is bit 2 of quad j
+//                      | low[2][c][t]: bits 2j, 2j + 1 of quad j }                 57 lines
 //   q4_k   K x 256   f16 d[32] | f16 dmin[32] | scales[8][c] | mins[4][c][2]
 //                    | nibbles[8] as q4_0                                          74 lines
+//   q5_k   K x 256   f16 d[32] | f16 dmin[32] | scales[8][c] | mins[4][c][2]
+//                    | groups[8] of { high as q5_0
+//                      | nibbles[2][2][c][t]: quad j low, quad j + 2 high }        90 lines
 //   q6_k   K x 256   f16 d[32] | s8 scales[16][c] | groups[16] of
 //                    { high[c][t]: bits 2j, 2j + 1 of quad j
 //                      | nibbles[2][c][t]: quad j low, quad j + 2 high }          105 lines
@@ -24,40 +33,85 @@ constexpr int kSlabK = 256;  // K covered at a time by the integer kernels: a K-
 constexpr int kQuadBytes = 4 * kPanelColumns;
 constexpr int kHalfRow = 2 * kPanelColumns;  // a row of f16, one per column
 
+// `k` values of each column in `bytes` bytes, out of 32 GGML blocks of `ggml_bytes`. The blocks
+// (block_q4_0 ... block_q6_K):
+// https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/ggml/src/ggml-common.h
+//   q4_0 { f16 d; u8 qs[16] }                 q4_1 { f16 d, m; u8 qs[16] }
+//   q5_0 { f16 d; u8 qh[4], qs[16] }          q5_1 { f16 d, m; u8 qh[4], qs[16] }
+//   q8_0 { f16 d; s8 qs[32] }
+//   q2_k { u8 scales[16], qs[64]; f16 d, dmin }
+//   q3_k { u8 hmask[32], qs[64], scales[12]; f16 d }
+//   q4_k { f16 d, dmin; u8 scales[12], qs[128] }
+//   q5_k { f16 d, dmin; u8 scales[12], qh[32], qs[128] }
+//   q6_k { u8 ql[128], qh[64]; s8 scales[16]; f16 d }
 struct RecordQ4_0 {
-  static constexpr int k = 32, scale = 0, codes = kHalfRow, bytes = codes + 4 * kQuadBytes;
+  static constexpr int k = 32, ggml_bytes = 18, scale = 0, codes = kHalfRow,
+                       bytes = codes + 4 * kQuadBytes;
 };
 struct RecordQ4_1 {
-  static constexpr int k = 32, scale = 0, min = kHalfRow, codes = 2 * kHalfRow,
+  static constexpr int k = 32, ggml_bytes = 20, scale = 0, min = kHalfRow, codes = 2 * kHalfRow,
                        bytes = codes + 4 * kQuadBytes;
 };
 struct RecordQ5_0 {
-  static constexpr int k = 32, scale = 0, high = kHalfRow, codes = high + kQuadBytes,
-                       bytes = codes + 4 * kQuadBytes;
+  static constexpr int k = 32, ggml_bytes = 22, scale = 0, high = kHalfRow,
+                       codes = high + kQuadBytes, bytes = codes + 4 * kQuadBytes;
+};
+struct RecordQ5_1 {
+  static constexpr int k = 32, ggml_bytes = 24, scale = 0, min = kHalfRow, high = 2 * kHalfRow,
+                       codes = high + kQuadBytes, bytes = codes + 4 * kQuadBytes;
 };
 struct RecordQ8_0 {
-  static constexpr int k = 32, scale = 0, codes = kHalfRow, bytes = codes + 8 * kQuadBytes;
+  static constexpr int k = 32, ggml_bytes = 34, scale = 0, codes = kHalfRow,
+                       bytes = codes + 8 * kQuadBytes;
+};
+struct RecordQ2_K {
+  static constexpr int k = 256, ggml_bytes = 84, scale = 0, min_scale = kHalfRow,
+                       scales = 2 * kHalfRow, codes = scales + 16 * kPanelColumns,
+                       group_bytes = 2 * kQuadBytes, bytes = codes + 8 * group_bytes;
+};
+struct RecordQ3_K {
+  static constexpr int k = 256, ggml_bytes = 110, scale = 0, scales = kHalfRow,
+                       codes = scales + 16 * kPanelColumns, high = 0, low = kQuadBytes,
+                       group_bytes = 3 * kQuadBytes, bytes = codes + 8 * group_bytes;
 };
 struct RecordQ4_K {
-  static constexpr int k = 256, scale = 0, min_scale = kHalfRow, scales = 2 * kHalfRow,
-                       mins = scales + 8 * kPanelColumns, codes = mins + 8 * kPanelColumns,
-                       group_bytes = 4 * kQuadBytes, bytes = codes + 8 * group_bytes;
+  static constexpr int k = 256, ggml_bytes = 144, scale = 0, min_scale = kHalfRow,
+                       scales = 2 * kHalfRow, mins = scales + 8 * kPanelColumns,
+                       codes = mins + 8 * kPanelColumns, group_bytes = 4 * kQuadBytes,
+                       bytes = codes + 8 * group_bytes;
+};
+struct RecordQ5_K {
+  static constexpr int k = 256, ggml_bytes = 176, scale = 0, min_scale = kHalfRow,
+                       scales = 2 * kHalfRow, mins = scales + 8 * kPanelColumns,
+                       codes = mins + 8 * kPanelColumns, high = 0, low = kQuadBytes,
+                       group_bytes = 5 * kQuadBytes, bytes = codes + 8 * group_bytes;
 };
 struct RecordQ6_K {
-  static constexpr int k = 256, scale = 0, scales = kHalfRow, codes = scales + 16 * kPanelColumns,
-                       high = 0, low = kQuadBytes, group_bytes = 3 * kQuadBytes,
-                       bytes = codes + 16 * group_bytes;
+  static constexpr int k = 256, ggml_bytes = 210, scale = 0, scales = kHalfRow,
+                       codes = scales + 16 * kPanelColumns, high = 0, low = kQuadBytes,
+                       group_bytes = 3 * kQuadBytes, bytes = codes + 16 * group_bytes;
 };
 static_assert(RecordQ4_0::bytes == 9 * 64 && RecordQ4_1::bytes == 10 * 64);
-static_assert(RecordQ5_0::bytes == 11 * 64 && RecordQ8_0::bytes == 17 * 64);
-static_assert(RecordQ4_K::bytes == 74 * 64 && RecordQ6_K::bytes == 105 * 64);
+static_assert(RecordQ5_0::bytes == 11 * 64 && RecordQ5_1::bytes == 12 * 64);
+static_assert(RecordQ8_0::bytes == 17 * 64);
+static_assert(RecordQ2_K::bytes == 42 * 64 && RecordQ3_K::bytes == 57 * 64);
+static_assert(RecordQ4_K::bytes == 74 * 64 && RecordQ5_K::bytes == 90 * 64);
+static_assert(RecordQ6_K::bytes == 105 * 64);
 
-// A GGML block: `k` values in `bytes` bytes. The structs they mirror (block_q4_0 ... block_q6_K):
-// https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/ggml/src/ggml-common.h
-//   q4_0 { f16 d; u8 qs[16] }                 q4_1 { f16 d, m; u8 qs[16] }
-//   q5_0 { f16 d; u8 qh[4], qs[16] }          q8_0 { f16 d; s8 qs[32] }
-//   q4_k { f16 d, dmin; u8 scales[12], qs[128] }
-//   q6_k { u8 ql[128], qh[64]; s8 scales[16]; f16 d }
+// X(name, Suffix) for every format with a record: WeightFormat::name, RecordSuffix.
+#define INVAR_RECORD_FORMATS(X) \
+  X(q4_0, Q4_0)                 \
+  X(q4_1, Q4_1)                 \
+  X(q5_0, Q5_0)                 \
+  X(q5_1, Q5_1)                 \
+  X(q8_0, Q8_0)                 \
+  X(q2_k, Q2_K)                 \
+  X(q3_k, Q3_K)                 \
+  X(q4_k, Q4_K)                 \
+  X(q5_k, Q5_K)                 \
+  X(q6_k, Q6_K)
+
+// A GGML block: `k` values in `bytes` bytes.
 struct GgmlBlock {
   int k, bytes;
 };
@@ -68,35 +122,32 @@ constexpr GgmlBlock ggml_block(WeightFormat format) {
     case WeightFormat::f16:
     case WeightFormat::bf16:
       return {1, 2};
-    case WeightFormat::q4_0:
-      return {32, 18};
-    case WeightFormat::q4_1:
-      return {32, 20};
-    case WeightFormat::q5_0:
-      return {32, 22};
-    case WeightFormat::q8_0:
-      return {32, 34};
-    case WeightFormat::q4_k:
-      return {256, 144};
-    case WeightFormat::q6_k:
-      return {256, 210};
+#define INVAR_BLOCK(name, Suffix) \
+  case WeightFormat::name:        \
+    return {Record##Suffix::k, Record##Suffix::ggml_bytes};
+      INVAR_RECORD_FORMATS(INVAR_BLOCK)
+#undef INVAR_BLOCK
     case WeightFormat::count:
       break;
   }
   return {1, 0};
 }
 
-// Scale and minimum of 32-block g of a q4_k block, 6 bits each: the first four pairs lie in bytes
-// g and g + 4, the others are put together from the nibbles of byte g + 4 and the top bits of
+// Scale and minimum of 32-block g of a q4_k or q5_k block, 6 bits each: the first four pairs lie in
+// bytes g and g + 4, the others are put together from the nibbles of byte g + 4 and the top bits of
 // g - 4 and g (get_scale_min_k4,
 // https://github.com/ggml-org/ggml/blob/5136ed06fb4dfcea74d6e7e914fe4994017d30c2/src/ggml-quants.c).
 struct ScaleMin {
   uint8_t scale, min;
 };
-constexpr ScaleMin scale_min_q4_k(const uint8_t* scales, int g) {
+constexpr ScaleMin scale_min_k4(const uint8_t* scales, int g) {
   if (g < 4) return {(uint8_t)(scales[g] & 63), (uint8_t)(scales[g + 4] & 63)};
   return {(uint8_t)((scales[g + 4] & 15) | (scales[g - 4] >> 6) << 4),
           (uint8_t)((scales[g + 4] >> 4) | (scales[g] >> 6) << 4)};
+}
+// Scale of 16-block g of a q3_k block: low nibbles in bytes 0-7, high pairs in bytes 8-11.
+constexpr int scale_q3_k(const uint8_t* scales, int g) {
+  return ((scales[g % 8] >> g / 8 * 4 & 15) | (scales[8 + g % 4] >> g / 4 * 2 & 3) << 4) - 32;
 }
 
 }  // namespace invar

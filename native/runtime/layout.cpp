@@ -46,23 +46,9 @@ ActLayout act_layout(ActFormat format, int64_t k) {
 }
 
 ActFormat act_format_of(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::bf16:
-      return ActFormat::bf16;
-    case WeightFormat::q4_0:
-    case WeightFormat::q4_1:
-    case WeightFormat::q5_0:
-    case WeightFormat::q8_0:
-      return ActFormat::q8_32;
-    case WeightFormat::q4_k:
-    case WeightFormat::q6_k:
-      return ActFormat::q8_256;
-    case WeightFormat::f32:
-    case WeightFormat::f16:
-    case WeightFormat::count:
-      break;
-  }
-  return ActFormat::f32;
+  if (format == WeightFormat::bf16) return ActFormat::bf16;
+  const int block = ggml_block(format).k;
+  return block == 256 ? ActFormat::q8_256 : block == 32 ? ActFormat::q8_32 : ActFormat::f32;
 }
 
 int64_t panel_bytes(WeightFormat format, int64_t k) {
@@ -73,18 +59,11 @@ int64_t panel_bytes(WeightFormat format, int64_t k) {
       return k * 2 * kPanelColumns;
     case WeightFormat::bf16:
       return round_up(k, 2) * 2 * kPanelColumns;
-    case WeightFormat::q4_0:
-      return k / 32 * RecordQ4_0::bytes;
-    case WeightFormat::q4_1:
-      return k / 32 * RecordQ4_1::bytes;
-    case WeightFormat::q5_0:
-      return k / 32 * RecordQ5_0::bytes;
-    case WeightFormat::q8_0:
-      return k / 32 * RecordQ8_0::bytes;
-    case WeightFormat::q4_k:
-      return k / 256 * RecordQ4_K::bytes;
-    case WeightFormat::q6_k:
-      return k / 256 * RecordQ6_K::bytes;
+#define INVAR_PANEL(name, Suffix) \
+  case WeightFormat::name:        \
+    return k / Record##Suffix::k * Record##Suffix::bytes;
+      INVAR_RECORD_FORMATS(INVAR_PANEL)
+#undef INVAR_PANEL
     case WeightFormat::count:
       break;
   }

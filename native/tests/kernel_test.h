@@ -43,6 +43,7 @@ inline void flush_denormals() {
 
 struct Isa {
   const char* name;
+  const invar::LinearKernels* linear;
   const invar::RowKernels* rows;
   const invar::AttentionKernels* attention;
   const invar::SamplingKernels* sampling;
@@ -50,11 +51,12 @@ struct Isa {
 
 inline std::vector<Isa> instruction_sets() {
   using namespace invar;
-  std::vector<Isa> r = {{"portable", &portable::row_kernels, &portable::attention_kernels,
-                         &portable::sampling_kernels}};
+#define INVAR_TABLES(isa) \
+  {#isa, &isa::linear_kernels, &isa::row_kernels, &isa::attention_kernels, &isa::sampling_kernels}
+  std::vector<Isa> r = {INVAR_TABLES(portable)};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    r.push_back({"avx2", &avx2::row_kernels, &avx2::attention_kernels, &avx2::sampling_kernels});
+    r.push_back(INVAR_TABLES(avx2));
   else
     printf("skipped: avx2 (not on this CPU)\n");
 #if defined(INVAR_EMULATED)  // the avx512 objects were built over tests/emulated
@@ -63,11 +65,11 @@ inline std::vector<Isa> instruction_sets() {
   const bool avx512 = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 #endif
   if (avx512)
-    r.push_back(
-        {"avx512", &avx512::row_kernels, &avx512::attention_kernels, &avx512::sampling_kernels});
+    r.push_back(INVAR_TABLES(avx512));
   else
     printf("skipped: avx512 (not on this CPU)\n");
 #endif
+#undef INVAR_TABLES
   return r;
 }
 

@@ -9,6 +9,7 @@ import pytest
 from golden.tiny_models import TINY_MODELS, load_golden, model_path
 
 from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, poison, run
+from invar.graph.contract import ACTIVATION_FORMATS, ActivationFormat
 from invar.graph.graph import GraphError
 from invar.graph.interpreter import Interpreter
 from invar.models import registry
@@ -53,20 +54,34 @@ def test_mixed_formats() -> None:
     assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
 
 
+def matrices_in(kind: QuantType) -> dict[str, QuantType]:
+    norms = ("attn_norm", "ffn_norm", "output_norm")
+    return {**dict.fromkeys(norms, QuantType.F32), "weight": kind}
+
+
+CODED_ACTIVATIONS = [
+    kind
+    for kind, form in ACTIVATION_FORMATS.items()
+    if form in (ActivationFormat.Q8_32, ActivationFormat.Q8_256)
+]
+
+
+@pytest.mark.parametrize("kind", CODED_ACTIVATIONS, ids=lambda kind: kind.name)
+def test_quantised_formats(kind: QuantType) -> None:
+    """Every matrix in one format, rows looked up in the embedding among them. One layer: a code
+    that flips in the first moves many in the second."""
+    source = llama_source(matrices_in(kind), layers=1)
+    ids = np.random.default_rng(5).integers(0, 320, 40).tolist()
+    assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
+
+
 EXACT_ACTIVATIONS = [QuantType.F32, QuantType.F16]
 
 
 @pytest.mark.parametrize("kind", EXACT_ACTIVATIONS, ids=lambda kind: kind.name)
 def test_float_formats(kind: QuantType) -> None:
     """Without codes there is nothing to flip but bf16 in attention."""
-    source = llama_source(
-        {
-            "attn_norm": QuantType.F32,
-            "ffn_norm": QuantType.F32,
-            "output_norm": QuantType.F32,
-            "weight": kind,
-        }
-    )
+    source = llama_source(matrices_in(kind))
     ids = list(range(40))
     assert worst(logits_of(source, ids), contract(source, ids)) < 50 * FP32_NOISE
 
@@ -99,6 +114,6 @@ def test_the_tolerance_bites() -> None:
 
 def test_a_format_without_a_kernel_is_refused_by_name() -> None:
     source = llama_source({})
-    source.tensors["blk.0.ffn_up.weight"].type = QuantType.Q5_1
-    with pytest.raises(GraphError, match=r"blk\.0\.ffn_up\.weight.*Q5_1.*Q4_0"):
+    source.tensors["blk.0.ffn_up.weight"].type = QuantType.Q8_K
+    with pytest.raises(GraphError, match=r"blk\.0\.ffn_up\.weight.*Q8_K.*Q4_0"):
         make_runner(registry.build(source), source)

@@ -83,8 +83,8 @@ def test_the_weight_decides_the_form_of_the_activation() -> None:
 
 
 def test_a_format_without_a_kernel_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"IQ4_XS weights \(known: F32, F16"):
-        contract.round_activation(np.zeros((1, 256), np.float32), QuantType.IQ4_XS)
+    with pytest.raises(ValueError, match=r"Q8_K weights \(known: F32, F16"):
+        contract.round_activation(np.zeros((1, 256), np.float32), QuantType.Q8_K)
 
 
 # ---------------------------------------------------------------- tiles and splits

@@ -31,6 +31,10 @@ KERNEL_FORMATS = (
     QuantType.Q5_0,
     QuantType.BF16,
     QuantType.Q4_0,
+    QuantType.Q5_K,
+    QuantType.Q3_K,
+    QuantType.Q5_1,
+    QuantType.Q2_K,
     QuantType.F32,
 )
 

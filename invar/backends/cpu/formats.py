@@ -12,8 +12,12 @@ WEIGHT_FORMATS = {
     QuantType.Q4_0: "q4_0",
     QuantType.Q4_1: "q4_1",
     QuantType.Q5_0: "q5_0",
+    QuantType.Q5_1: "q5_1",
     QuantType.Q8_0: "q8_0",
+    QuantType.Q2_K: "q2_k",
+    QuantType.Q3_K: "q3_k",
     QuantType.Q4_K: "q4_k",
+    QuantType.Q5_K: "q5_k",
     QuantType.Q6_K: "q6_k",
 }
 

@@ -209,6 +209,10 @@ static inline __m128i _mm512_cvtepi32_epi8(__m512i a) {
   using namespace emulated;
   return lanes<__m128i, int8_t>([&](int i) { return i32(a, i); });
 }
+static inline __m256i _mm512_cvtepi32_epi16(__m512i a) {
+  using namespace emulated;
+  return lanes<__m256i, int16_t>([&](int i) { return i32(a, i); });
+}
 
 static inline float _mm512_cvtss_f32(__m512 a) { return a.f[0]; }
 static inline void _mm512_storeu_ps(void* p, __m512 a) { memcpy(p, &a, 64); }
