@@ -1,11 +1,13 @@
 """Types of the native module; native/bindings checks what stands here at run time."""
 
+from collections.abc import Sequence
 from mmap import mmap
 from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from invar.backends.cpu.layout import PackedWeight
 from invar.backends.runner import Batch, StepResult
 
 NUMERIC_VERSION: int
@@ -47,13 +49,9 @@ class Memory:
     def array(self) -> Bytes: ...
 
 def pack(
-    format: str,
-    raw: Bytes,
-    k: int,
+    weights: Sequence[PackedWeight],
+    raws: Sequence[Bytes],
     memory: Memory,
-    offset: int,
-    unit_stride: int,
-    panels_per_unit: int,
     threads: int,
     isa: str = "",
 ) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import re
@@ -102,7 +103,10 @@ def load(config: EngineConfig) -> LoadedModel:
 
     with Reporter() as reporter:
         sources.resolve(config.model, progress=reporter)
-    return load_engine(config)
+    model = load_engine(config)
+    gc.freeze()  # it stays: no collection need go through its vocabulary
+    gc.enable()
+    return model
 
 
 def or_default(name: str, value: int | None, marks: tuple[int, ...] = (0, -1)) -> int | None:

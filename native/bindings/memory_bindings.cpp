@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <stdexcept>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -16,44 +17,71 @@ struct PackJob {
   WeightFormat format;
   const uint8_t* rows;
   int64_t n, k;
-  uint8_t* out;         // of unit 0
-  int64_t unit_stride;  // bytes
+  int64_t offset, unit_stride;  // bytes; unit u lies at offset + u * unit_stride
   int64_t panels_per_unit;
+
+  int64_t panels() const { return (n + kPanelColumns - 1) / kPanelColumns; }
+  int64_t units() const { return (panels() + panels_per_unit - 1) / panels_per_unit; }
+
+  // The first unit that begins at byte `place` or behind it.
+  int64_t first_unit_from(int64_t place) const {
+    const int64_t before = std::max<int64_t>(0, place - offset);
+    return std::min(units(), (before + unit_stride - 1) / unit_stride);
+  }
 };
 
-// Units on all threads off a counter. Few units at a time: they are what a page fault costs.
-void run_pack(const Kernels& kernels, const PackJob& job, int threads) {
-  const int64_t panels = (job.n + kPanelColumns - 1) / kPanelColumns;
-  const int64_t units = (panels + job.panels_per_unit - 1) / job.panels_per_unit;
-  std::atomic<int64_t> next{0};
-  ThreadPool::instance().run(threads, [&](int) {
-    for (int64_t unit = next++; unit < units; unit = next++) {
+// What begins in one huge page. Two threads that touch a fresh page at once both fill it with
+// zeros, so a page is one thread's.
+void pack_page(const LinearKernels& linear, const std::vector<PackJob>& jobs, uint8_t* memory,
+               int64_t page) {
+  const int64_t begin = page * kHugePage, end = begin + kHugePage;
+  for (const PackJob& job : jobs) {
+    const int64_t last = job.first_unit_from(end);
+    for (int64_t unit = job.first_unit_from(begin); unit < last; ++unit) {
       const int64_t first = unit * job.panels_per_unit;
-      kernels.linear->pack(job.format, job.rows, job.n, job.k, first,
-                           std::min(panels, first + job.panels_per_unit),
-                           job.out + unit * job.unit_stride);
+      linear.pack(job.format, job.rows, job.n, job.k, first,
+                  std::min(job.panels(), first + job.panels_per_unit),
+                  memory + job.offset + unit * job.unit_stride);
     }
-  });
+  }
 }
 
-void pack(const std::string& format_name, nb::handle raw, int64_t k, const Memory& memory,
-          int64_t offset, int64_t unit_stride, int64_t panels_per_unit, int threads,
-          const std::string& isa) {
-  const WeightFormat format = weight_format(format_name);
+PackJob pack_job(nb::handle weight, nb::handle raw, const Memory& memory) {
+  const auto name = nb::cast<std::string>(weight.attr("weight_format"));
+  const auto number = [&](const char* of) { return nb::cast<int64_t>(weight.attr(of)); };
   const auto rows = view<const uint8_t, 2>(raw, "raw");
-  if (rows.shape[1] != row_bytes_ggml(format, k)) {
+  const PackJob job{weight_format(name),      rows.data,        rows.shape[0],
+                    number("columns"),        number("offset"), number("unit_stride"),
+                    number("panels_per_unit")};
+  if (rows.shape[1] != row_bytes_ggml(job.format, job.k)) {
     throw std::invalid_argument("raw: rows of " + std::to_string(rows.shape[1]) +
-                                " bytes, expected " + std::to_string(row_bytes_ggml(format, k)) +
-                                " for " + std::to_string(k) + " columns of " + format_name);
+                                " bytes, expected " +
+                                std::to_string(row_bytes_ggml(job.format, job.k)) + " for " +
+                                std::to_string(job.k) + " columns of " + name);
   }
-  const int64_t panels = (rows.shape[0] + kPanelColumns - 1) / kPanelColumns;
-  const int64_t units = (panels + panels_per_unit - 1) / panels_per_unit;
-  const int64_t last = panels - (units - 1) * panels_per_unit;
-  PackJob job{format, rows.data, rows.shape[0], k, nullptr, unit_stride, panels_per_unit};
-  job.out = memory.range(offset, (units - 1) * unit_stride + last * panel_bytes(format, k));
+  if (job.unit_stride < 1 || job.panels_per_unit < 1) throw std::invalid_argument("empty units");
+  const int64_t before = job.units() - 1, last = job.panels() - before * job.panels_per_unit;
+  memory.range(job.offset, before * job.unit_stride + last * panel_bytes(job.format, job.k));
+  return job;
+}
+
+// All weights at once, on all threads, without the GIL: a region for each would wait for whoever
+// holds it, some hundred times.
+void pack(nb::sequence weights, nb::sequence raws, const Memory& memory, int threads,
+          const std::string& isa) {
+  std::vector<PackJob> jobs;
+  for (size_t i = 0; i < nb::len(weights); ++i) {
+    jobs.push_back(pack_job(weights[i], raws[i], memory));
+  }
   const Kernels& kernels = choose_kernels(isa);
   const nb::gil_scoped_release release;
-  run_pack(kernels, job, threads);
+  const int64_t pages = (memory.bytes() + kHugePage - 1) / kHugePage;
+  std::atomic<int64_t> next{0};
+  ThreadPool::instance().run(threads, [&](int) {
+    for (int64_t page = next++; page < pages; page = next++) {
+      pack_page(*kernels.linear, jobs, memory.data(), page);
+    }
+  });
 }
 
 }  // namespace
@@ -69,8 +97,7 @@ void bind_memory(nb::module_& module) {
                 memory.data(), {static_cast<size_t>(memory.bytes())}, nb::find(&memory));
           },
           nb::rv_policy::reference_internal);
-  module.def("pack", &pack, nb::arg("format"), nb::arg("raw"), nb::arg("k"), nb::arg("memory"),
-             nb::arg("offset"), nb::arg("unit_stride"), nb::arg("panels_per_unit"),
+  module.def("pack", &pack, nb::arg("weights"), nb::arg("raws"), nb::arg("memory"),
              nb::arg("threads"), nb::arg("isa") = "");
   module.def("panel_bytes", [](const std::string& format, int64_t k) {
     return panel_bytes(weight_format(format), k);

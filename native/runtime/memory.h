@@ -6,6 +6,8 @@
 
 namespace invar {
 
+constexpr int64_t kHugePage = int64_t{2} << 20;  // bytes
+
 // Owns `bytes` of zeroed memory that starts on a 2 MiB boundary and is advised to use huge pages:
 // on the project's virtual machine that reads 1.4 to 1.9 times faster than 4 KiB pages.
 class Memory {

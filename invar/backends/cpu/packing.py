@@ -15,18 +15,8 @@ def pack_weights(
 ) -> _native.Memory:
     """Packs every tensor on all threads, each into its planned place."""
     memory = _native.Memory(layout.size)
-    for weight in layout.weights:
-        _native.pack(
-            format=weight.weight_format,
-            raw=raw_rows(source, weight.tensor),
-            k=weight.columns,
-            memory=memory,
-            offset=weight.offset,
-            unit_stride=weight.unit_stride,
-            panels_per_unit=weight.panels_per_unit,
-            threads=threads,
-            isa=isa,
-        )
+    raws = [raw_rows(source, weight.tensor) for weight in layout.weights]
+    _native.pack(layout.weights, raws, memory, threads, isa)
     return memory
 
 
