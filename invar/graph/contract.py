@@ -45,6 +45,9 @@ ACTIVATION_FORMATS: dict[QuantType, ActivationFormat] = {
     QuantType.Q4_K: ActivationFormat.Q8_256,
     QuantType.Q5_K: ActivationFormat.Q8_256,
     QuantType.Q6_K: ActivationFormat.Q8_256,
+    QuantType.IQ4_NL: ActivationFormat.Q8_32,
+    QuantType.IQ4_XS: ActivationFormat.Q8_256,
+    QuantType.MXFP4: ActivationFormat.Q8_32,
 }
 
 

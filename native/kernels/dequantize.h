@@ -114,6 +114,32 @@ INVAR_INLINE void dequantize_q6_k(const uint8_t* block, float* out) {
   }
 }
 
+// 32 codes of four bits, d times their places in a table.
+INVAR_INLINE void dequantize_table(float d, const int8_t* values, const uint8_t* codes,
+                                   float* out) {
+  for (int i = 0; i < 16; i++) {
+    out[i] = d * (float)values[codes[i] & 15];
+    out[i + 16] = d * (float)values[codes[i] >> 4];
+  }
+}
+
+INVAR_INLINE void dequantize_iq4_nl(const uint8_t* block, float* out) {
+  dequantize_table(half_at(block), kIq4Values, block + 2, out);
+}
+
+INVAR_INLINE void dequantize_iq4_xs(const uint8_t* block, float* out) {
+  const float d = half_at(block);
+  for (int g = 0; g < 8; g++)
+    dequantize_table(d * (float)scale_iq4_xs(block, g), kIq4Values, block + 8 + 16 * g,
+                     out + 32 * g);
+}
+
+// 2^(e - 128), flushed to zero where it is denormal (e < 2).
+INVAR_INLINE void dequantize_mxfp4(const uint8_t* block, float* out) {
+  const uint32_t exponent = block[0] < 1 ? 0 : block[0] - 1u;
+  dequantize_table(__builtin_bit_cast(float, exponent << 23), kMxfp4Values, block + 1, out);
+}
+
 static void dequantize_row(WeightFormat format, const uint8_t* row, int64_t k, float* out) {
   const GgmlBlock block = ggml_block(format);
   for (int64_t b = 0; b < k / block.k; b++, row += block.bytes, out += block.k) {

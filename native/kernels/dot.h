@@ -12,6 +12,7 @@
 //   q4_0        -8 .. 7      16           16,256
 //   q4_1, q4_k   0 .. 15     16           30,480
 //   q5_0, q5_1  -16 .. 15    16           32,512
+//   mxfp4       -12 .. 12    16           24,384    (the bias is 16)
 //   q2_k         0 .. 3      8             3,048
 //   q3_k        -32 .. 24    8            32,512    (codes times 8)
 //   q5_k         0 .. 31     8            31,496
@@ -21,7 +22,8 @@
 // quantiser stores: "starts", two int16 per group, of -8 * sum (q8_32) or -32 * sum (q8_256). A
 // format's own bias is kStarts times that. AVX-512 and portable sums are int32 from the start.
 //
-// Wide sums are for s8 weights (q8_0), where two int16 products can overflow int16 sums.
+// Wide sums are for s8 weights (q8_0, iq4_nl, iq4_xs), where two int16 products can overflow int16
+// sums.
 #pragma once
 
 #include "kernels/simd.h"
@@ -46,6 +48,18 @@ INVAR_INLINE VB bits_at(VB a, int n, int mask) {
   return {_mm512_and_si512(x, _mm512_set1_epi8((char)mask))};
 }
 INVAR_INLINE VB bit_or(VB a, VB b) { return {_mm512_or_si512(a.v, b.v)}; }
+// Entries of a table of 16 bytes at places below 16.
+INVAR_INLINE VB lookup(const void* table, VB places) {
+  __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+  return {_mm512_shuffle_epi8(bytes, places.v)};
+}
+// A byte per lane.
+INVAR_INLINE VI load_u8(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))};
+}
+INVAR_INLINE VI load_s8(const uint8_t* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
+}
 // acc + a.low * b.low + a.high * b.high, int16 pairs.
 INVAR_INLINE VI dot_pair(VI acc, VI a, VI b) { return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)}; }
 INVAR_INLINE VI load_u8_pairs(const uint8_t* p) {
@@ -67,9 +81,7 @@ INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
 }
 INVAR_INLINE VI narrow_total(VI sum) { return sum; }
 // A group's scale per column, from signed bytes, in the form narrow_scaled wants.
-INVAR_INLINE VI load_scales(const uint8_t* p) {
-  return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))};
-}
+INVAR_INLINE VI load_scales(const uint8_t* p) { return load_s8(p); }
 // The same from pairs of bytes per column: the low nibbles of the first or of the second bytes.
 INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
   VI both = load_u8_pairs(pairs);
@@ -83,7 +95,10 @@ struct WideCodes {
 INVAR_INLINE WideCodes wide_codes(VB s8) {
   return {{_mm512_xor_si512(s8.v, _mm512_set1_epi8((char)0x80))}};
 }
-INVAR_INLINE VI wide_start(VI starts) { return narrow_start<128 / 8>(starts); }
+template <int kStarts>
+INVAR_INLINE VI wide_start(VI starts) {
+  return narrow_start<kStarts>(starts);
+}
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   return narrow_step(sum, codes.v, quad);
 }
@@ -100,6 +115,16 @@ INVAR_INLINE VB bits_at(VB a, int n, int mask) {
   return {_mm256_and_si256(x, _mm256_set1_epi8((char)mask))};
 }
 INVAR_INLINE VB bit_or(VB a, VB b) { return {_mm256_or_si256(a.v, b.v)}; }
+INVAR_INLINE VB lookup(const void* table, VB places) {
+  __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(bytes, places.v)};
+}
+INVAR_INLINE VI load_u8(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p))};
+}
+INVAR_INLINE VI load_s8(const uint8_t* p) {
+  return {_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))};
+}
 INVAR_INLINE VI dot_pair(VI acc, VI a, VI b) { return add(acc, {_mm256_madd_epi16(a.v, b.v)}); }
 INVAR_INLINE VI load_u8_pairs(const uint8_t* p) {
   return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p))};
@@ -156,7 +181,10 @@ struct WideCodes {
   VB magnitude, sign;
 };
 INVAR_INLINE WideCodes wide_codes(VB s8) { return {{_mm256_abs_epi8(s8.v)}, s8}; }
-INVAR_INLINE VI wide_start(VI) { return zero_i(); }
+template <int>
+INVAR_INLINE VI wide_start(VI) {
+  return zero_i();
+}
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   __m256i x = _mm256_maddubs_epi16(codes.magnitude.v, _mm256_sign_epi8(quad.v, codes.sign.v));
   return in_register(add(sum, {_mm256_madd_epi16(x, _mm256_set1_epi16(1))}));
@@ -170,6 +198,21 @@ INVAR_INLINE VB bits_at(VB a, int n, int mask) {
   return {x & set1_b((uint8_t)mask).v};
 }
 INVAR_INLINE VB bit_or(VB a, VB b) { return {a.v | b.v}; }
+INVAR_INLINE VB lookup(const void* table, VB places) {
+  VB r;
+  for (int i = 0; i < 4 * W; i++) r.v[i] = ((const uint8_t*)table)[places.v[i]];
+  return r;
+}
+INVAR_INLINE VI load_u8(const uint8_t* p) {
+  VI r;
+  for (int i = 0; i < W; i++) r.v[i] = p[i];
+  return r;
+}
+INVAR_INLINE VI load_s8(const uint8_t* p) {
+  VI r;
+  for (int i = 0; i < W; i++) r.v[i] = (int8_t)p[i];
+  return r;
+}
 INVAR_INLINE VI low_half(VI a) { return shift_right_signed<16>(shift_left<16>(a)); }
 INVAR_INLINE VI high_half(VI a) { return shift_right_signed<16>(a); }
 INVAR_INLINE VI dot_pair(VI acc, VI a, VI b) {
@@ -207,11 +250,7 @@ INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
   return add_products(sum, reinterpret<i16x8>(w & 255), reinterpret<i16x8>(w >> 8), quad);
 }
 INVAR_INLINE VI narrow_total(VI sum) { return sum; }
-INVAR_INLINE VI load_scales(const uint8_t* p) {
-  VI r;
-  for (int i = 0; i < W; i++) r.v[i] = (int8_t)p[i];
-  return r;
-}
+INVAR_INLINE VI load_scales(const uint8_t* p) { return load_s8(p); }
 INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
   VI both = load_u8_pairs(pairs);
   return bit_and(second ? shift_right<16>(both) : both, set1_i(15));
@@ -222,12 +261,18 @@ struct WideCodes {
   VB v;
 };
 INVAR_INLINE WideCodes wide_codes(VB s8) { return {s8}; }
-INVAR_INLINE VI wide_start(VI) { return zero_i(); }
+template <int>
+INVAR_INLINE VI wide_start(VI) {
+  return zero_i();
+}
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   return add_products(sum, even_s8(codes.v.v), odd_s8(codes.v.v), quad);
 }
 
 #endif
+
+// By a group's scales per column, int32.
+INVAR_INLINE VI wide_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
 
 INVAR_INLINE VB low_nibbles(VB a) { return bits_at(a, 0, 15); }
 INVAR_INLINE VB high_nibbles(VB a) { return bits_at(a, 4, 15); }

@@ -26,7 +26,8 @@ INVAR_INLINE CodePair with_fifth_bits(CodePair q, VB bits, int j, int k) {
 
 // kGroup: K of one exact sum; kSums: how many of them one group of packed codes holds, kGroupBytes
 // from one such group to the next; kStarts: the bias of the codes, in units of the start values of
-// dot.h; kHighBits: codes take more than a nibble's mask and shift to unpack.
+// dot.h; kHighBits: codes take more than a nibble's mask and shift to unpack; kWide: they are s8,
+// for wide sums.
 //
 // pair(group, h, j, vector): pair j of sum h, its quads j and j + kGroup / 8.
 // scale(record, column): fp32 scales of W columns; min(...), or min_scale(...) and pairs of integer
@@ -35,6 +36,7 @@ template <class R>
 struct Block32 {
   using Record = R;
   static constexpr int kGroup = 32, kSums = 1, kGroupBytes = R::bytes;
+  static constexpr bool kWide = false;
   INVAR_INLINE VF scale(const uint8_t* record, int column) {
     return load_f16(record + R::scale + 2 * column);
   }
@@ -76,14 +78,41 @@ struct FormatQ5_1 : Block32<RecordQ5_1> {
     return fma(set1(16), scale(record, column), load_f16(record + Record::min + 2 * column));
   }
 };
-struct FormatQ8_0 : Block32<RecordQ8_0> {  // already bytes, and signed: tile_q8_0
-  static constexpr bool kHighBits = false;
+struct FormatQ8_0 : Block32<RecordQ8_0> {  // bytes as they are
+  static constexpr bool kMin = false, kHighBits = false, kWide = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int, int j, int vector) {
+    const uint8_t* p = group + j * kQuadBytes + vector * kVectorBytes;
+    return {load_b(p), load_b(p + 4 * kQuadBytes)};
+  }
+};
+struct FormatIQ4_NL : Block32<RecordIQ4_NL> {
+  static constexpr bool kMin = false, kHighBits = true, kWide = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int, int j, int vector) {
+    CodePair q = nibble_pair(group + j * kQuadBytes + vector * kVectorBytes);
+    return {lookup(kIq4Values, q.low), lookup(kIq4Values, q.high)};
+  }
+};
+// Twice e2m1 plus the bias of 16: codes for narrow sums. Scales are 2^(e - 128), of which e < 2 are
+// denormal: zero.
+constexpr uint8_t kMxfp4Codes[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+struct FormatMXFP4 : Block32<RecordMXFP4> {
+  static constexpr int kStarts = 2;
+  static constexpr bool kMin = false, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int, int j, int vector) {
+    CodePair q = nibble_pair(group + j * kQuadBytes + vector * kVectorBytes);
+    return {lookup(kMxfp4Codes, q.low), lookup(kMxfp4Codes, q.high)};
+  }
+  INVAR_INLINE VF scale(const uint8_t* record, int column) {
+    VI exponent = max(load_u8(record + Record::scale + column), set1_i(1)) - set1_i(1);
+    return as_float(shift_left<23>(exponent));
+  }
 };
 
 template <class R, int group, int sums>
 struct Block256 {
   using Record = R;
   static constexpr int kGroup = group, kSums = sums, kGroupBytes = R::group_bytes;
+  static constexpr bool kWide = false;
   INVAR_INLINE VF scale(const uint8_t* record, int column) {
     return load_f16(record + R::scale + 2 * column);
   }
@@ -168,6 +197,15 @@ struct FormatQ6_K : Block256<RecordQ6_K, 16, 1> {
   }
   INVAR_INLINE VI scales(const uint8_t* record, int g, int, int column) {
     return load_scales(record + Record::scales + g * kPanelColumns + column);
+  }
+};
+struct FormatIQ4_XS : Block256<RecordIQ4_XS, 32, 1> {
+  static constexpr bool kMin = false, kHighBits = true, kWide = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    return FormatIQ4_NL::pair(group, h, j, vector);
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int, int column) {
+    return load_s8(record + Record::scales + g * kPanelColumns + column);
   }
 };
 

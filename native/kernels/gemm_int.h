@@ -1,13 +1,14 @@
 // One panel times rows of s8 activations. The arithmetic, per output:
 //
-//   q4_0, q5_0, q8_0   for each 32: acc = fma(float(sum), d * da, acc), sum of (code - bias) * a
+//   q4_0, q5_0, q8_0,  for each 32: acc = fma(float(sum), d * da, acc), sum of (code - bias) * a
+//   iq4_nl, mxfp4
 //   q4_1               then also:   acc = fma(m, scaled_sum, acc)
 //   q5_1               then also:   acc = fma(fma(16, d, m), scaled_sum, acc), the bias being 16
 //   q2_k, q4_k, q5_k   for each 256: t = sum of scale * (sum of code * a),
 //                                    u = sum of min * (sum of a),
 //                                    acc = fma(fnma(float(u), dmin, float(t) * d), da, acc)
-//   q3_k, q6_k         for each 256: t = sum of scale * (sum of (code - bias) * a),
-//                                    acc = fma(float(t), d * da, acc)
+//   q3_k, q6_k,        for each 256: t = sum of scale * (sum of (code - bias) * a),
+//   iq4_xs                           acc = fma(float(t), d * da, acc)
 //
 // with every sum an exact int32 and acc in ascending K. Everything else here (tiles, slabs,
 // widening) moves data and cannot change a bit: acc waits in `out` between slabs.
@@ -65,10 +66,36 @@ INVAR_INLINE CodePair read_pair(const uint8_t* group, int h, int j, int vector) 
   return {load_b(p + j * kQuadBytes), load_b(p + (j + kHalf) * kQuadBytes)};
 }
 
-// sums[r][c] of sum h of a group, before narrow_total / narrow_scaled.
+// sums[r][c] of a group of s8 codes.
 template <class F, bool widened, int R, int C>
-INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
-                             const Rows<R>& rows, int64_t codes, int64_t starts) {
+INVAR_INLINE void wide_sums(VI (&sums)[R][C], const uint8_t* group, int vector, const Rows<R>& rows,
+                            int64_t codes, int64_t starts) {
+  INVAR_UNROLL for (int r = 0; r < R; r++) {
+    VI start;
+    if constexpr (F::Record::k == 32)
+      start = wide_start<128 / 8>(set1_pair(rows.p[r] + starts));
+    else  // of two times 16 codes
+      start = wide_start<128 / 32>(set1_pair(rows.p[r] + starts)) +
+              wide_start<128 / 32>(set1_pair(rows.p[r] + starts + 4));
+    INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
+  }
+  INVAR_UNROLL for (int j = 0; j < 8; j++) {
+    WideCodes q[C];
+    INVAR_UNROLL for (int c = 0; c < C; c++) {
+      CodePair pair = read_pair<F, widened>(group, 0, j % 4, vector + c);
+      q[c] = wide_codes(j < 4 ? pair.low : pair.high);
+    }
+    INVAR_UNROLL for (int r = 0; r < R; r++) {
+      VI a = set1_pair(rows.p[r] + codes + 4 * j);
+      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = wide_step(sums[r][c], q[c], a);
+    }
+  }
+}
+
+// sums[r][c] of sum h of a group of codes below 64.
+template <class F, bool widened, int R, int C>
+INVAR_INLINE void narrow_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
+                              const Rows<R>& rows, int64_t codes, int64_t starts) {
   constexpr int kHalf = F::kGroup / 8;
   INVAR_UNROLL for (int r = 0; r < R; r++) {
     VI start = zero_i();
@@ -87,6 +114,27 @@ INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int h, int 
       INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = narrow_step(sums[r][c], q[c].high, a);
     }
   }
+}
+
+// sums[r][c] of sum h of a group, before group_total / group_scaled.
+template <class F, bool widened, int R, int C>
+INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
+                             const Rows<R>& rows, int64_t codes, int64_t starts) {
+  if constexpr (F::kWide) {
+    wide_sums<F, widened>(sums, group, vector, rows, codes, starts);
+  } else {
+    narrow_sums<F, widened>(sums, group, h, vector, rows, codes, starts);
+  }
+}
+template <class F>
+INVAR_INLINE VI group_total(VI sum) {
+  if constexpr (F::kWide) return sum;
+  return narrow_total(sum);
+}
+template <class F>
+INVAR_INLINE VI group_scaled(VI total, VI sum, VI scales) {
+  if constexpr (F::kWide) return wide_scaled(total, sum, scales);
+  return narrow_scaled(total, sum, scales);
 }
 
 INVAR_INLINE VF broadcast(const uint8_t* p) {
@@ -127,7 +175,7 @@ INVAR_INLINE void prefetch(Ahead& ahead, const uint8_t* p) {
 
 // ---------------------------------------------------------------- tiles
 
-// The 32-block formats with narrow codes: `blocks` records from `record`.
+// The 32-block formats: `blocks` records from `record`.
 template <class F, bool widened, int R, int C>
 INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int vector,
                             const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
@@ -144,8 +192,8 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
       if constexpr (F::kMin) m = F::min(record, column);
       INVAR_UNROLL for (int r = 0; r < R; r++) {
         float* o = out + r * out_stride + column;
-        VF acc =
-            fma(to_float(narrow_total(sums[r][c])), d * broadcast(rows.p[r] + at.scales), load(o));
+        VF acc = fma(to_float(group_total<F>(sums[r][c])), d * broadcast(rows.p[r] + at.scales),
+                     load(o));
         if constexpr (F::kMin) acc = fma(m, broadcast(rows.p[r] + at.sums), acc);
         store(o, acc);
       }
@@ -153,39 +201,6 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
     record += Record::bytes;
     codes += widened ? 8 * kQuadBytes : F::kGroupBytes;
     at.codes += 32, at.scales += 4, at.starts += 4, at.sums += 4;
-  }
-}
-
-template <int R, int C>
-INVAR_NOINLINE void tile_q8_0(const uint8_t* record, int blocks, int vector, const uint8_t* act,
-                              int64_t act_stride, SlabOffsets at, float* out, int64_t out_stride,
-                              Ahead& ahead) {
-  using Record = RecordQ8_0;
-  const Rows<R> rows(act, act_stride);
-  for (int b = 0; b < blocks; b++) {
-    prefetch<R == 1, Record::bytes>(ahead, record);
-    VI sums[R][C];
-    INVAR_UNROLL for (int r = 0; r < R; r++) {
-      VI start = wide_start(set1_pair(rows.p[r] + at.starts));
-      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
-    }
-    INVAR_UNROLL for (int j = 0; j < 8; j++) {
-      WideCodes q[C];
-      INVAR_UNROLL for (int c = 0; c < C; c++) q[c] =
-          wide_codes(load_b(record + Record::codes + j * kQuadBytes + (vector + c) * kVectorBytes));
-      INVAR_UNROLL for (int r = 0; r < R; r++) {
-        VI a = set1_pair(rows.p[r] + at.codes + 4 * j);
-        INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = wide_step(sums[r][c], q[c], a);
-      }
-    }
-    INVAR_UNROLL for (int c = 0; c < C; c++) {
-      const int column = (vector + c) * W;
-      VF d = FormatQ8_0::scale(record, column);
-      INVAR_UNROLL for (int r = 0; r < R; r++)
-          fold(out + r * out_stride + column, sums[r][c], d, broadcast(rows.p[r] + at.scales));
-    }
-    record += Record::bytes;
-    at.codes += 32, at.scales += 4, at.starts += 4;
   }
 }
 
@@ -247,9 +262,9 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
       INVAR_UNROLL for (int c = 0; c < C; c++) {
         VI scale = F::scales(record, g, h, (vector + c) * W);
         INVAR_UNROLL for (int r = 0; r < R; r++) totals[r][c] =
-            narrow_scaled(totals[r][c], sums[r][c], scale);
+            group_scaled<F>(totals[r][c], sums[r][c], scale);
       }
-      at.codes += F::kGroup, at.starts += 4;
+      at.codes += F::kGroup, at.starts += F::kGroup / 4;
     }
     codes += widened ? F::kSums * F::kGroup / 4 * kQuadBytes : F::kGroupBytes;
   }
@@ -312,10 +327,7 @@ INVAR_INLINE void tile(Slab& s, int row, int vector) {
   const uint8_t* act = s.act + row * s.act_stride;
   float* out = s.out + row * s.out_stride;
   const uint8_t* codes = widened ? s.widened : s.record + F::Record::codes;
-  if constexpr (std::is_same_v<F, FormatQ8_0>)
-    tile_q8_0<R, C>(s.record, s.blocks, vector, act, s.act_stride, s.at, out, s.out_stride,
-                    s.ahead);
-  else if constexpr (F::Record::k == 32)
+  if constexpr (F::Record::k == 32)
     tile_32<F, widened, R, C>(s.record, codes, s.blocks, vector, act, s.act_stride, s.at, out,
                               s.out_stride, s.ahead);
   else
@@ -343,8 +355,8 @@ INVAR_INLINE void last_rows(Slab& s, int row, int rows) {
 
 template <class F, bool widened>
 INVAR_INLINE void all_rows(Slab& s, int rows) {
-  // A K-quant's int32 totals want registers too: twice the tile would spill twice as much.
-  constexpr int R = widened && F::Record::k == 32 ? kWideRows : kPackedRows;
+  // A K-quant's int32 totals and wide codes want registers too: larger tiles would spill more.
+  constexpr int R = widened && F::Record::k == 32 && !F::kWide ? kWideRows : kPackedRows;
   int row = 0;
   for (; row + R <= rows; row += R) row_tile<F, widened, R>(s, row);
   last_rows<F, widened, (R > 4 ? 4 : R - 1)>(s, row, rows);

@@ -33,11 +33,14 @@ enum class WeightFormat : int {
   q4_k,
   q5_k,
   q6_k,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
   count
 };
-constexpr const char* kWeightFormatNames[] = {"f32",  "f16",  "bf16", "q4_0", "q4_1",
-                                              "q5_0", "q5_1", "q8_0", "q2_k", "q3_k",
-                                              "q4_k", "q5_k", "q6_k"};
+constexpr const char* kWeightFormatNames[] = {"f32",  "f16",    "bf16",   "q4_0", "q4_1", "q5_0",
+                                              "q5_1", "q8_0",   "q2_k",   "q3_k", "q4_k", "q5_k",
+                                              "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
 static_assert(sizeof kWeightFormatNames == sizeof(char*) * (int)WeightFormat::count);
 
 enum class ActFormat : int { f32, bf16, q8_32, q8_256 };

@@ -168,4 +168,22 @@ INVAR_INLINE void pack_q6_k(const uint8_t* block, int c, uint8_t* record) {
   }
 }
 
+INVAR_INLINE void pack_iq4_nl(const uint8_t* block, int c, uint8_t* record) {
+  pack_q4_0(block, c, record);
+}
+
+INVAR_INLINE void pack_iq4_xs(const uint8_t* block, int c, uint8_t* record) {
+  using R = RecordIQ4_XS;
+  put_half(record + R::scale, c, block);
+  for (int g = 0; g < 8; g++) {
+    record[R::scales + g * kPanelColumns + c] = (uint8_t)scale_iq4_xs(block, g);
+    pack_nibbles(block + 8 + 16 * g, c, record + R::codes + g * R::group_bytes);
+  }
+}
+
+INVAR_INLINE void pack_mxfp4(const uint8_t* block, int c, uint8_t* record) {
+  record[RecordMXFP4::scale + c] = block[0];
+  pack_nibbles(block + 1, c, record + RecordMXFP4::codes);
+}
+
 }  // namespace invar::INVAR_ISA

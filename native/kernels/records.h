@@ -1,5 +1,5 @@
 // Packed weight panels, byte by byte. A panel is 32 columns; inside it records follow each other,
-// each covering kRecordK of K and a whole number of cache lines. [x] below is one byte per index
+// each covering kRecordK of K and whole cache lines, mxfp4 apart. [x] below is one byte per index
 // unless a type is given; c is the column, t the place in a quad (4 neighbouring K).
 //
 //   f32    K x 1     float[32]
@@ -23,6 +23,9 @@
 //   q6_k   K x 256   f16 d[32] | s8 scales[16][c] | groups[16] of
 //                    { high[c][t]: bits 2j, 2j + 1 of quad j
 //                      | nibbles[2][c][t]: quad j low, quad j + 2 high }          105 lines
+//   iq4_nl K x 32    as q4_0, the nibbles being places in kIq4Values                9 lines
+//   iq4_xs K x 256   f16 d[32] | s8 scales[8][c] | nibbles[8] as iq4_nl            69 lines
+//   mxfp4  K x 32    e[c] | nibbles as q4_0, places in kMxfp4Values                8.5 lines
 #pragma once
 
 #include "kernels/kernels.h"
@@ -44,6 +47,9 @@ constexpr int kHalfRow = 2 * kPanelColumns;  // a row of f16, one per column
 //   q4_k { f16 d, dmin; u8 scales[12], qs[128] }
 //   q5_k { f16 d, dmin; u8 scales[12], qh[32], qs[128] }
 //   q6_k { u8 ql[128], qh[64]; s8 scales[16]; f16 d }
+//   iq4_nl { f16 d; u8 qs[16] }
+//   iq4_xs { f16 d; u16 scales_h; u8 scales_l[4], qs[128] }
+//   mxfp4 { u8 e; u8 qs[16] }
 struct RecordQ4_0 {
   static constexpr int k = 32, ggml_bytes = 18, scale = 0, codes = kHalfRow,
                        bytes = codes + 4 * kQuadBytes;
@@ -91,12 +97,23 @@ struct RecordQ6_K {
                        codes = scales + 16 * kPanelColumns, high = 0, low = kQuadBytes,
                        group_bytes = 3 * kQuadBytes, bytes = codes + 16 * group_bytes;
 };
+struct RecordIQ4_NL : RecordQ4_0 {};
+struct RecordIQ4_XS {
+  static constexpr int k = 256, ggml_bytes = 136, scale = 0, scales = kHalfRow,
+                       codes = scales + 8 * kPanelColumns, group_bytes = 4 * kQuadBytes,
+                       bytes = codes + 8 * group_bytes;
+};
+struct RecordMXFP4 {
+  static constexpr int k = 32, ggml_bytes = 17, scale = 0, codes = kPanelColumns,
+                       bytes = codes + 4 * kQuadBytes;
+};
 static_assert(RecordQ4_0::bytes == 9 * 64 && RecordQ4_1::bytes == 10 * 64);
 static_assert(RecordQ5_0::bytes == 11 * 64 && RecordQ5_1::bytes == 12 * 64);
 static_assert(RecordQ8_0::bytes == 17 * 64);
 static_assert(RecordQ2_K::bytes == 42 * 64 && RecordQ3_K::bytes == 57 * 64);
 static_assert(RecordQ4_K::bytes == 74 * 64 && RecordQ5_K::bytes == 90 * 64);
 static_assert(RecordQ6_K::bytes == 105 * 64);
+static_assert(RecordIQ4_XS::bytes == 69 * 64 && RecordMXFP4::bytes == 17 * 32);
 
 // X(name, Suffix) for every format with a record: WeightFormat::name, RecordSuffix.
 #define INVAR_RECORD_FORMATS(X) \
@@ -109,7 +126,10 @@ static_assert(RecordQ6_K::bytes == 105 * 64);
   X(q3_k, Q3_K)                 \
   X(q4_k, Q4_K)                 \
   X(q5_k, Q5_K)                 \
-  X(q6_k, Q6_K)
+  X(q6_k, Q6_K)                 \
+  X(iq4_nl, IQ4_NL)             \
+  X(iq4_xs, IQ4_XS)             \
+  X(mxfp4, MXFP4)
 
 // A GGML block: `k` values in `bytes` bytes.
 struct GgmlBlock {
@@ -149,5 +169,15 @@ constexpr ScaleMin scale_min_k4(const uint8_t* scales, int g) {
 constexpr int scale_q3_k(const uint8_t* scales, int g) {
   return ((scales[g % 8] >> g / 8 * 4 & 15) | (scales[8 + g % 4] >> g / 4 * 2 & 3) << 4) - 32;
 }
+// Scale of 32-block g of an iq4_xs block: high pairs in bytes 2-3, low nibbles in bytes 4-7.
+constexpr int scale_iq4_xs(const uint8_t* block, int g) {
+  return ((block[4 + g / 2] >> g % 2 * 4 & 15) | (block[2 + g / 4] >> g % 4 * 2 & 3) << 4) - 32;
+}
+
+// What the codes of iq4_nl and iq4_xs (kvalues_iq4nl of ggml-common.h) and of mxfp4 (kvalues_mxfp4:
+// e2m1, doubled) stand for.
+constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 }  // namespace invar

@@ -61,7 +61,7 @@ int64_t panel_bytes(WeightFormat format, int64_t k) {
       return round_up(k, 2) * 2 * kPanelColumns;
 #define INVAR_PANEL(name, Suffix) \
   case WeightFormat::name:        \
-    return k / Record##Suffix::k * Record##Suffix::bytes;
+    return round_up(k / Record##Suffix::k * Record##Suffix::bytes, kLine);
       INVAR_RECORD_FORMATS(INVAR_PANEL)
 #undef INVAR_PANEL
     case WeightFormat::count:

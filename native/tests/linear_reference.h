@@ -60,6 +60,14 @@ inline int six_bits(const uint8_t* s, int g, bool minimum) {
   return (minimum ? s[g + 4] >> 4 : s[g + 4] & 15) + 16 * (row[g - 4] >> 6);
 }
 
+constexpr int kIq4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// OCP e2m1: sign, two bits of exponent (bias 1), one of mantissa; twice its value.
+inline int twice_e2m1(int code) {
+  const int exponent = code >> 1 & 3, mantissa = code & 1;
+  const int magnitude = exponent == 0 ? mantissa : (2 + mantissa) << (exponent - 1);
+  return code & 8 ? -magnitude : magnitude;
+}
+
 // Element i of 256 of a K-quant's block.
 inline Element element_256(WeightFormat f, const uint8_t* p, int i) {
   const int half = i / 128, quarter = i % 128 / 32, l = i % 32, g16 = i / 16, g32 = i / 32;
@@ -87,6 +95,11 @@ inline Element element_256(WeightFormat f, const uint8_t* p, int i) {
       int code =
           (quarter < 2 ? low & 15 : low >> 4) + 16 * (p[128 + 32 * half + l] >> (2 * quarter) & 3);
       return {half_value(p + 208), (int8_t)p[192 + g16], (float)(code - 32)};
+    }
+    case WeightFormat::iq4_xs: {
+      int low = g32 % 2 ? p[4 + g32 / 2] >> 4 : p[4 + g32 / 2] & 15;
+      int high = (p[2] | p[3] << 8) >> (2 * g32) & 3;
+      return {half_value(p), low + 16 * high - 32, (float)kIq4[nibble(p + 8 + 16 * g32, l)]};
     }
     default:
       return {};
@@ -120,6 +133,10 @@ inline Element element(WeightFormat f, const uint8_t* row, int64_t i) {
               1};
     case WeightFormat::q8_0:
       return {half_value(p), 1, (float)(int8_t)p[2 + e]};
+    case WeightFormat::iq4_nl:
+      return {half_value(p), 1, (float)kIq4[nibble(p + 2, e)]};
+    case WeightFormat::mxfp4:  // a denormal scale is zero
+      return {p[0] < 2 ? 0 : std::ldexp(1.0f, p[0] - 128), 1, (float)twice_e2m1(nibble(p + 1, e))};
     default:
       return element_256(f, p, (int)e);
   }
@@ -237,6 +254,10 @@ inline void random_rows(WeightFormat f, Bytes& rows, int64_t n, int64_t k, std::
     if (f == WeightFormat::f32 || f == WeightFormat::bf16) continue;
     for (int64_t i = 0; i < bytes; i++) p[i] = (uint8_t)rng();
     if (extreme) memset(p, rng() % 2 ? 0xff : rng() % 2 ? 0x80 : 0, (size_t)bytes);
+    if (f == WeightFormat::mxfp4) {  // 2^-28 to 2^3, and some zeros
+      p[0] = (uint8_t)(rng() % 16 == 0 ? rng() % 2 : 100 + rng() % 32);
+      continue;
+    }
     const uint16_t d = half(), m = half();
     const Halves at = halves_of(f);
     memcpy(p + at.d, &d, 2);

@@ -81,6 +81,33 @@ void test_pack_columns(const std::vector<Isa>& isas, std::mt19937& rng) {
   }
 }
 
+// Every exponent of mxfp4, as a row looked up and as a column of weights: one that is 2^(e - 128),
+// zero where that is denormal, infinite where the product is.
+void test_mxfp4_exponents(const std::vector<Isa>& isas) {
+  const WeightFormat f = WeightFormat::mxfp4;
+  const int64_t k = 32, n = 256, panels = n / 32, row_bytes = row_bytes_ggml(f, k);
+  Bytes rows((size_t)(row_bytes * n), 0x11);  // code 1 everywhere
+  for (int64_t e = 0; e < n; e++) rows.p[e * row_bytes] = (uint8_t)e;
+  std::vector<float> x((size_t)k, 0.0f);
+  x[5] = 127.0f;
+  const ActLayout layout = act_layout(act_format_of(f), k);
+  Bytes act((size_t)layout.row_bytes), packed((size_t)(panels * panel_bytes(f, k)));
+  for (const Isa& isa : isas) {
+    isa.linear->quantize(act_format_of(f), x.data(), k, act.p);
+    isa.linear->pack(f, rows.p, n, k, 0, panels, packed.p);
+    int bad = 0;
+    for (int64_t e = 0; e < n; e++) {
+      float values[32], products[32];
+      const float want = e < 2 ? 0 : std::ldexp(1.0f, (int)e - 128);
+      isa.linear->dequantize_row(f, rows.p + e * row_bytes, k, values);
+      isa.linear->gemm(f, packed.p + e / 32 * panel_bytes(f, k), k, act.p, layout.row_bytes, 1,
+                       products, 32);
+      bad += values[9] != want || products[e % 32] != 127 * want;
+    }
+    check(bad == 0, std::string("mxfp4 exponents ") + isa.name + ": " + std::to_string(bad));
+  }
+}
+
 void test_quantize(const std::vector<Isa>& isas, std::mt19937& rng) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
   const int64_t k = 1024;
@@ -177,5 +204,6 @@ int main() {
   test_dequantize(isas, rng);
   test_quantize(isas, rng);
   test_pack_columns(isas, rng);
+  test_mxfp4_exponents(isas);
   return finish("linear_rows_test");
 }

@@ -35,6 +35,9 @@ KERNEL_FORMATS = (
     QuantType.Q3_K,
     QuantType.Q5_1,
     QuantType.Q2_K,
+    QuantType.IQ4_XS,
+    QuantType.MXFP4,
+    QuantType.IQ4_NL,
     QuantType.F32,
 )
 

@@ -19,6 +19,9 @@ WEIGHT_FORMATS = {
     QuantType.Q4_K: "q4_k",
     QuantType.Q5_K: "q5_k",
     QuantType.Q6_K: "q6_k",
+    QuantType.IQ4_NL: "iq4_nl",
+    QuantType.IQ4_XS: "iq4_xs",
+    QuantType.MXFP4: "mxfp4",
 }
 
 

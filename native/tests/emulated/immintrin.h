@@ -157,6 +157,8 @@ INVAR_EPI32(_mm512_cvtps_epi32, (int32_t)std::nearbyint(a.f[i]), __m512 a)
 INVAR_EPI32(_mm512_mask_blend_epi32, (m >> i & 1 ? i32(b, i) : i32(a, i)), __mmask16 m, __m512i a,
             __m512i b)
 INVAR_EPI32(_mm512_cvtepu16_epi32, get<uint16_t>(a, i), __m256i a)
+INVAR_EPI32(_mm512_cvtepu8_epi32, get<uint8_t>(a, i), __m128i a)
+INVAR_EPI32(_mm512_broadcast_i32x4, get<int32_t>(a, i % 4), __m128i a)
 INVAR_EPI32(_mm512_cvtepi8_epi32, get<int8_t>(a, i), __m128i a)
 
 INVAR_EPI16(_mm512_set1_epi16, (void(i), x), int x)
@@ -164,6 +166,8 @@ INVAR_EPI16(_mm512_slli_epi16, (get<uint16_t>(a, i) << n), __m512i a, unsigned n
 INVAR_EPI16(_mm512_srli_epi16, (get<uint16_t>(a, i) >> n), __m512i a, unsigned n)
 INVAR_EPI16(_mm512_cvtepu8_epi16, get<uint8_t>(a, i), __m256i a)
 INVAR_EPI8(_mm512_set1_epi8, (void(i), x), int x)
+INVAR_EPI8(_mm512_shuffle_epi8, (b.b[i] & 128 ? 0 : a.b[i / 16 * 16 + b.b[i] % 16]), __m512i a,
+           __m512i b)
 
 static inline __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h,
                                         int i, int j, int k, int l, int m, int n, int o, int p) {
