@@ -3,8 +3,8 @@
     python bench/synthetic.py 1b Q4_K_M out.gguf
 
 Speed does not depend on what the weights say, only on their shape and format: a "1b" has the
-matrices of Llama 3.2 1B, an "8b" those of Llama 3.1 8B. `Q4_K_M` is llama.cpp's mixture (Q6_K for
-the output, half of the value and down projections; Q4_K elsewhere); any single type name works too.
+matrices of Llama 3.2 1B, an "8b" those of Llama 3.1 8B. `Q3_K_M`, `Q4_K_M` and `Q5_K_M` are
+llama.cpp's mixtures; any single type name works too.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ SHAPES = {
 # https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
-    "Q3_K": 12, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "IQ4_XS": 30,
-    "BF16": 32,
+    "Q3_K": 11, "Q3_K_M": 12, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18,
+    "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
 }  # fmt: skip
+
+# Their tied output is Q6_K.
+MIXTURES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")
 
 # Where a block of each type keeps its fp16 scales: byte offsets (scale offsets, min offsets).
 # ggml-common.h, https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
@@ -78,9 +81,12 @@ def random_blocks(kind: QuantType, rows: int, columns: int, rng: np.random.Gener
     block_bytes = kind.block_bytes
     blocks = rng.integers(0, 256, (rows * columns // kind.block_size, block_bytes), dtype=np.uint8)
     # Codes of b bits are near uniform, so a scale of 1 / (2^b sqrt(columns)) gives unit outputs;
-    # the K formats multiply it by 6-bit (Q6_K: 8-bit) sub-scales.
-    bits = int(name[1]) if name[0] == "Q" else 4
+    # the K formats multiply it by 6-bit (Q6_K: 8-bit) sub-scales. The values of IQ4 span a byte.
+    bits = int(name[1]) if name[0] == "Q" else 4 if name == "MXFP4" else 8
     scale = columns**-0.5 / 2**bits
+    if name == "MXFP4":  # a byte e for 2^(e - 128), of integers up to 12
+        blocks[:, 0] = 128 + round(np.log2(scale))
+        return blocks.reshape(rows, -1)
     if name.endswith("_K") or name == "IQ4_XS":
         scale /= 64
     scales, mins = SCALE_OFFSETS[name]
@@ -92,21 +98,39 @@ def random_blocks(kind: QuantType, rows: int, columns: int, rng: np.random.Gener
     return blocks.reshape(rows, -1)
 
 
+@dataclass(frozen=True)
+class LayerTypes:
+    value: str
+    attention_output: str
+    down: str
+    rest: str
+
+
+def layer_types(kind: str, layer: int, layers: int) -> LayerTypes:
+    """What llama.cpp gives the matrices of a layer; a name that is no mixture, to all of them."""
+    if kind == "Q3_K_M":
+        value = "Q5_K" if layer < 2 else "Q4_K"
+        return LayerTypes(value, "Q4_K", "Q5_K" if layer < layers // 16 else "Q4_K", "Q3_K")
+    if kind not in MIXTURES:
+        return LayerTypes(kind, kind, kind, kind)
+    # The better type is for the first and last eighth and every third layer between.
+    base, eighth = kind.removesuffix("_M"), layers // 8
+    more_bits = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    better = "Q6_K" if more_bits else base
+    return LayerTypes(better, base, better, base)
+
+
 def layer_tensors(shape: Shape, kind: str, layer: int) -> Iterator[tuple[str, int, int, str]]:
     """(name, rows, columns, type) of one layer's matrices."""
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    base, better = ("Q4_K", "Q6_K") if kind == "Q4_K_M" else (kind, kind)
-    # llama.cpp gives the better type to the first and last eighth and every third layer between.
-    eighth = shape.layers // 8
-    more_bits = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
-    value = better if more_bits else base
-    yield f"blk.{layer}.attn_q.weight", q_width, shape.hidden, base
-    yield f"blk.{layer}.attn_k.weight", kv_width, shape.hidden, base
-    yield f"blk.{layer}.attn_v.weight", kv_width, shape.hidden, value
-    yield f"blk.{layer}.attn_output.weight", shape.hidden, q_width, base
-    yield f"blk.{layer}.ffn_gate.weight", shape.ffn, shape.hidden, base
-    yield f"blk.{layer}.ffn_up.weight", shape.ffn, shape.hidden, base
-    yield f"blk.{layer}.ffn_down.weight", shape.hidden, shape.ffn, value
+    types = layer_types(kind, layer, shape.layers)
+    yield f"blk.{layer}.attn_q.weight", q_width, shape.hidden, types.rest
+    yield f"blk.{layer}.attn_k.weight", kv_width, shape.hidden, types.rest
+    yield f"blk.{layer}.attn_v.weight", kv_width, shape.hidden, types.value
+    yield f"blk.{layer}.attn_output.weight", shape.hidden, q_width, types.attention_output
+    yield f"blk.{layer}.ffn_gate.weight", shape.ffn, shape.hidden, types.rest
+    yield f"blk.{layer}.ffn_up.weight", shape.ffn, shape.hidden, types.rest
+    yield f"blk.{layer}.ffn_down.weight", shape.hidden, shape.ffn, types.down
 
 
 def byte_tokens() -> list[str]:
@@ -165,7 +189,7 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
         ones = np.ones(shape.hidden, np.float32)
         writer.add_tensor(name, (shape.hidden,), QuantType.F32, ones.view(np.uint8))
 
-    matrix("token_embd.weight", shape.vocab, shape.hidden, "Q6_K" if kind == "Q4_K_M" else kind)
+    matrix("token_embd.weight", shape.vocab, shape.hidden, "Q6_K" if kind in MIXTURES else kind)
     norm("output_norm.weight")
     for layer in range(shape.layers):
         norm(f"blk.{layer}.attn_norm.weight")
@@ -178,7 +202,7 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("type", help="Q4_K_M or a type name such as Q8_0 or BF16")
+    parser.add_argument("type", help="Q3_K_M, Q4_K_M, Q5_K_M or a type name such as Q8_0 or BF16")
     parser.add_argument("path", type=Path)
     arguments = parser.parse_args()
     write(arguments.shape, arguments.type, arguments.path)
