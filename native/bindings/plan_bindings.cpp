@@ -107,10 +107,11 @@ void bind_linear(nb::module_& module, nb::class_<PlanBuilder>& plan) {
 void bind_plan(nb::module_& module) {
   nb::class_<PlanBuilder> plan(module, "Plan");
   plan.def(nb::init<std::string, nb::object, int64_t, int64_t, int64_t, int64_t, int64_t, int,
-                    int64_t, int64_t>(),
+                    int64_t, int64_t, int64_t, int64_t>(),
            nb::arg("isa"), nb::arg("memory"), nb::arg("scratch_offset"), nb::arg("max_tokens"),
            nb::arg("max_sequences"), nb::arg("embedding_rows"), nb::arg("vocab"),
-           nb::arg("threads"), nb::arg("scratch_bytes"), nb::arg("sampling_scratch_bytes"))
+           nb::arg("threads"), nb::arg("scratch_bytes"), nb::arg("sampling_scratch_bytes"),
+           nb::arg("partials"), nb::arg("partial_bytes"))
       .def("matrix", &PlanBuilder::matrix, nb::arg("offset"), nb::arg("width"), nb::arg("rows"))
       .def("activations", &PlanBuilder::activations, nb::arg("offset"), nb::arg("format"),
            nb::arg("k"), nb::arg("rows"))
@@ -138,6 +139,9 @@ void bind_plan(nb::module_& module) {
   module.def("matrix_stride", &matrix_stride, nb::arg("width"));
   module.def("kv_head_bytes", &kv_head_bytes, nb::arg("head_dim"));
   module.def("attention_scratch_bytes", &attention_scratch_bytes, nb::arg("isa"), nb::arg("group"),
+             nb::arg("head_dim"));
+  module.def("attention_partials", &max_partials, nb::arg("threads"), nb::arg("max_length"));
+  module.def("attention_partial_bytes", &attention_partial_bytes, nb::arg("rows"),
              nb::arg("head_dim"));
   module.def("sampling_scratch_bytes", &sampling_scratch_bytes, nb::arg("isa"), nb::arg("vocab"));
   module.def("linear_scratch_bytes", &linear_scratch_bytes, nb::arg("columns"));

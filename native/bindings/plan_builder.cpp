@@ -18,19 +18,21 @@ constexpr int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 PlanBuilder::PlanBuilder(const std::string& isa, nb::object memory, int64_t scratch_offset,
                          int64_t max_tokens, int64_t max_sequences, int64_t embedding_rows,
                          int64_t vocab, int threads, int64_t scratch_bytes,
-                         int64_t sampling_scratch_bytes)
+                         int64_t sampling_scratch_bytes, int64_t partials, int64_t partial_bytes)
     : memory_(std::move(memory)) {
   const Memory& workspace = nb::cast<const Memory&>(memory_);
   base_ = workspace.data();
   bytes_ = workspace.bytes();
   if (max_tokens < 1 || max_sequences < 1 || vocab < 1) refuse("limits below 1");
-  if (scratch_bytes % 64 || sampling_scratch_bytes % 64 || scratch_offset % 64) {
+  if (scratch_bytes % 64 || sampling_scratch_bytes % 64 || partial_bytes % 64 ||
+      scratch_offset % 64) {
     refuse("scratch is not a multiple of 64 bytes");
   }
-  uint8_t* scratch =
-      workspace.range(scratch_offset, threads * (scratch_bytes + sampling_scratch_bytes));
-  const PlanLimits limits{max_tokens, max_sequences, embedding_rows,        vocab,
-                          threads,    scratch_bytes, sampling_scratch_bytes};
+  if (partials < 0 || partial_bytes < 0) refuse("fewer than no partials");
+  const PlanLimits limits{max_tokens,   max_sequences, embedding_rows,         vocab,
+                          threads,      scratch_bytes, sampling_scratch_bytes, partials,
+                          partial_bytes};
+  uint8_t* scratch = workspace.range(scratch_offset, limits.all_scratch_bytes());
   plan_ = std::make_unique<Plan>(choose_kernels(isa), limits, scratch);
 }
 
@@ -165,6 +167,11 @@ void PlanBuilder::attention(int64_t q, int64_t group, int64_t layer, int64_t hea
   step->soft_cap = soft_cap;
   step->head_dim = cache.head_dim;
   step->kv_heads = cache.kv_heads;
+  if (plan_->limits().partials > 0 &&
+      attention_partial_bytes(heads / cache.kv_heads, cache.head_dim) >
+          plan_->limits().partial_bytes) {
+    refuse("too little room for the partials of attention");
+  }
   step->workspace_bytes = plan_->kernels().attention->workspace_bytes(
       kQueryChunk, static_cast<int32_t>(heads / cache.kv_heads), cache.head_dim);
   plan_->add(std::move(step));

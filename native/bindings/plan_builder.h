@@ -50,7 +50,8 @@ class PlanBuilder {
  public:
   PlanBuilder(const std::string& isa, nb::object memory, int64_t scratch_offset, int64_t max_tokens,
               int64_t max_sequences, int64_t embedding_rows, int64_t vocab, int threads,
-              int64_t scratch_bytes, int64_t sampling_scratch_bytes);
+              int64_t scratch_bytes, int64_t sampling_scratch_bytes, int64_t partials,
+              int64_t partial_bytes);
 
   // Buffers, numbered from 0 in either kind.
   int64_t matrix(int64_t offset, int64_t width, int64_t rows);

@@ -82,6 +82,17 @@ static void attend_tile(const AttentionItem& item, const Work& work, int64_t sta
   attend(tile, first * item.group, last * item.group);
 }
 
+// Split `index` from identity, as far as the item sees it.
+static void read_split(const AttentionItem& item, const Work& work, int64_t index) {
+  clear(work.split, work.split_o, int64_t(item.tokens) * item.group, item.head_dim);
+  const int64_t split = index * kSplitTokens;
+  const int64_t low = first_key(item, item.first_position) / kTileTokens * kTileTokens;
+  const int64_t high = item.first_position + item.tokens;
+  const int64_t to = smaller(split + kSplitTokens, high);
+  for (int64_t start = larger(split, low); start < to; start += kTileTokens)
+    attend_tile(item, work, start);
+}
+
 // total <- total + split, per row; a split in which a row saw nothing leaves it untouched.
 static void merge_split(const AttentionItem& item, const Work& work) {
   const int64_t head_dim = item.head_dim;
@@ -99,20 +110,8 @@ static void merge_split(const AttentionItem& item, const Work& work) {
   }
 }
 
-static void run(const AttentionItem& item) {
-  const int64_t rows = int64_t(item.tokens) * item.group, head_dim = item.head_dim;
-  const Work work = plan_work(static_cast<uint8_t*>(item.workspace), rows, head_dim);
-  load_queries(item, work);
-  clear(work.total, work.total_o, rows, head_dim);
-  const int64_t low = first_key(item, item.first_position);
-  const int64_t high = item.first_position + item.tokens;
-  for (int64_t split = low / kSplitTokens * kSplitTokens; split < high; split += kSplitTokens) {
-    clear(work.split, work.split_o, rows, head_dim);
-    const int64_t from = larger(split, low / kTileTokens * kTileTokens);
-    const int64_t to = smaller(split + kSplitTokens, high);
-    for (int64_t start = from; start < to; start += kTileTokens) attend_tile(item, work, start);
-    merge_split(item, work);
-  }
+static void divide(const AttentionItem& item, const Work& work) {
+  const int64_t head_dim = item.head_dim;
   for (int64_t t = 0; t < item.tokens; t++)
     for (int64_t h = 0; h < item.group; h++) {
       const int64_t row = t * item.group + h;
@@ -123,6 +122,51 @@ static void run(const AttentionItem& item) {
     }
 }
 
-extern const AttentionKernels attention_kernels = {store_token, run, workspace_bytes};
+static Work begin(const AttentionItem& item) {
+  const int64_t rows = int64_t(item.tokens) * item.group;
+  return plan_work(static_cast<uint8_t*>(item.workspace), rows, item.head_dim);
+}
+
+static void run(const AttentionItem& item) {
+  const Work work = begin(item);
+  load_queries(item, work);
+  clear(work.total, work.total_o, int64_t(item.tokens) * item.group, item.head_dim);
+  const int64_t last_key = item.first_position + item.tokens - 1;
+  for (int64_t split = first_key(item, item.first_position) / kSplitTokens;
+       split <= last_key / kSplitTokens; split++) {
+    read_split(item, work, split);
+    merge_split(item, work);
+  }
+  divide(item, work);
+}
+
+// ---------------------------------------------------------------- an item in parts
+
+// `work` with its split in a partial: o of all rows, then their states.
+static Work at_partial(const AttentionItem& item, Work work, uint8_t* partial) {
+  const int64_t rows = int64_t(item.tokens) * item.group;
+  work.split_o = reinterpret_cast<float*>(partial);
+  work.split = reinterpret_cast<State*>(work.split_o + rows * item.head_dim);
+  return work;
+}
+
+static void run_split(const AttentionItem& item, int64_t split, uint8_t* partial) {
+  const Work work = at_partial(item, begin(item), partial);
+  load_queries(item, work);
+  read_split(item, work, split);
+}
+
+static void merge(const AttentionItem& item, uint8_t* partials, int64_t splits) {
+  const Work work = begin(item);
+  const int64_t rows = int64_t(item.tokens) * item.group;
+  clear(work.total, work.total_o, rows, item.head_dim);
+  for (int64_t i = 0; i < splits; i++)
+    merge_split(
+        item, at_partial(item, work, partials + i * attention_partial_bytes(rows, item.head_dim)));
+  divide(item, work);
+}
+
+extern const AttentionKernels attention_kernels = {store_token, run, workspace_bytes, run_split,
+                                                   merge};
 
 }  // namespace invar::INVAR_ISA

@@ -162,7 +162,17 @@ struct AttentionKernels {
   // leave (m, l, o) untouched and what lies past the tokens written is never looked at.
   void (*run)(const AttentionItem&);
   int64_t (*workspace_bytes)(int32_t max_tokens, int32_t group, int32_t head_dim);
+  // The same bits in parts, which several threads may share: split `split` of the item's keys into
+  // a partial of attention_partial_bytes(...); then the partials of all splits that the item sees,
+  // in ascending order and next to each other, into item.out.
+  void (*run_split)(const AttentionItem&, int64_t split, uint8_t* partial);
+  void (*merge)(const AttentionItem&, uint8_t* partials, int64_t splits);
 };
+
+// (m, l, o) of every row of an item over one split, 64-byte aligned.
+constexpr int64_t attention_partial_bytes(int64_t rows, int64_t head_dim) {
+  return (rows * (head_dim + 2) * 4 + 63) / 64 * 64;
+}
 
 // ---------------------------------------------------------------- sampling
 

@@ -1,10 +1,13 @@
 // What a native step may read while it runs, and the interface of a step.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "runtime/attention_units.h"
 #include "runtime/batch.h"
 
 namespace invar {
@@ -28,17 +31,13 @@ struct Execution {
   const BatchView* batch = nullptr;
   int64_t rows = 0;                // tokens that belong to a sequence; padding lies behind them
   std::vector<int32_t> token_ids;  // [max_tokens], feedback resolved
-  std::vector<int32_t> token_sequence;   // [max_tokens]
-  std::vector<int32_t> token_position;   // [max_tokens], in the KV cache
-  std::vector<const uint32_t*> masks;    // [max_tokens], of the logit rows
-  std::vector<int32_t> query_sequence;   // [query_chunks], see steps_attention.cpp
-  std::vector<int32_t> query_first_row;  // [query_chunks]
-  int64_t query_chunks = 0;
+  std::vector<int32_t> token_sequence;               // [max_tokens]
+  std::vector<int32_t> token_position;               // [max_tokens], in the KV cache
+  std::vector<const uint32_t*> masks;                // [max_tokens], of the logit rows
+  std::vector<std::vector<AttentionUnit>> units;     // per cache group, longest first
+  uint8_t* partials = nullptr;                       // of splits that are units of their own
+  std::unique_ptr<std::atomic<int32_t>[]> counters;  // of finished splits; zero between phases
 };
-
-// Query tokens of one attention item: enough to share every K and V load, few enough that a prompt
-// of 512 tokens makes items for many threads.
-constexpr int64_t kQueryChunk = 32;
 
 // What one thread knows while it runs items of a phase.
 struct Worker {

@@ -16,9 +16,9 @@ Plan::Plan(const Kernels& kernels, const PlanLimits& limits, uint8_t* scratch)
   execution_.token_sequence.resize(tokens);
   execution_.token_position.resize(tokens);
   execution_.masks.resize(tokens);
-  // A chunk holds at least one token.
-  execution_.query_sequence.resize(tokens);
-  execution_.query_first_row.resize(tokens);
+  execution_.partials =
+      scratch + limits.threads * (limits.scratch_bytes + limits.sampling_scratch_bytes);
+  execution_.counters = std::make_unique<std::atomic<int32_t>[]>(max_split_items(limits.threads));
   samples_.resize(tokens);
   ThreadPool::instance().reserve(limits.threads);
 }
@@ -37,6 +37,8 @@ int64_t Plan::add_cache_group(const CacheGroup& group) {
                                 " cache groups");
   }
   execution_.groups.push_back(group);
+  execution_.units.emplace_back();
+  execution_.units.back().reserve(limits_.max_tokens + limits_.partials);
   return static_cast<int64_t>(execution_.groups.size()) - 1;
 }
 

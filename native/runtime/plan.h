@@ -27,6 +27,12 @@ struct PlanLimits {
   int threads;
   int64_t scratch_bytes;           // per thread, a multiple of 64
   int64_t sampling_scratch_bytes;  // per thread, a multiple of 64
+  int64_t partials = 0;            // of attention (runtime/attention_units.h)
+  int64_t partial_bytes = 0;       // of one of them, a multiple of 64
+
+  int64_t all_scratch_bytes() const {
+    return threads * (scratch_bytes + sampling_scratch_bytes) + partials * partial_bytes;
+  }
 };
 
 struct StepTime {
@@ -37,7 +43,7 @@ struct StepTime {
 
 class Plan {
  public:
-  // `scratch`: threads * (scratch_bytes + sampling_scratch_bytes), 64-byte aligned and zero.
+  // `scratch`: all_scratch_bytes(), 64-byte aligned and zero.
   Plan(const Kernels& kernels, const PlanLimits& limits, uint8_t* scratch);
 
   // Pages of a cache group; returns its number. Throws std::invalid_argument if slab and page sizes

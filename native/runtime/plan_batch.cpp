@@ -1,5 +1,6 @@
 // What a plan does with a batch before any thread starts: checks it, resolves feedback and places
-// its tokens. All of it is linear in tokens and pages and allocates nothing.
+// its tokens. All of it is linear in tokens and pages (but for a sort of attention's units) and
+// allocates nothing.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -145,18 +146,20 @@ void Plan::prepare(const BatchView& b) {
 
 void Plan::place_tokens(const BatchView& b) {
   Execution& e = execution_;
-  e.query_chunks = 0;
   for (int64_t s = 0; s < b.sequences; ++s) {
     const int32_t first = b.query_start[s], last = b.query_start[s + 1];
     for (int32_t r = first; r < last; ++r) {
       e.token_sequence[r] = static_cast<int32_t>(s);
       e.token_position[r] = b.kv_len[s] - (last - r);
-      if ((r - first) % kQueryChunk == 0) {
-        e.query_sequence[e.query_chunks] = static_cast<int32_t>(s);
-        e.query_first_row[e.query_chunks] = r;
-        ++e.query_chunks;
-      }
     }
+  }
+  for (size_t g = 0; g < e.groups.size(); ++g) {
+    place_units(b, e.groups[g].kv_heads, e.groups[g].window, limits_.threads, limits_.partials,
+                e.units[g]);
+  }
+  // A step that failed may have left splits half finished.
+  for (int64_t i = 0; i < max_split_items(limits_.threads); ++i) {
+    e.counters[i].store(0, std::memory_order_relaxed);
   }
 }
 

@@ -1,4 +1,4 @@
-// Attention over pages, one item per (chunk of query tokens, KV head).
+// Attention over pages, one item per (unit, KV head).
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,10 @@ class AttentionStep : public Step {
   const char* kind() const override { return "attention"; }
 
  private:
-  int64_t result_bytes() const { return kQueryChunk * heads / kv_heads * head_dim * 4; }
-  void run_chunk(const Execution& execution, const Worker& worker, int64_t chunk,
-                 int64_t kv_head) const;
+  int64_t columns() const { return heads / kv_heads * head_dim; }  // of a KV head
+  int64_t result_bytes() const { return kQueryChunk * columns() * 4; }
+  AttentionItem item_of(const Execution& execution, const Worker& worker, const AttentionUnit& unit,
+                        int64_t kv_head) const;
 };
 
 }  // namespace invar

@@ -80,8 +80,9 @@ class Sequence {
       }
   }
 
-  // Tokens [from, to) in one item; `out` is [to - from][group][head_dim].
-  void run(int64_t from, int64_t to, float* out) {
+  // Tokens [from, to) in one item; `out` is [to - from][group][head_dim]. In parts: the splits by
+  // themselves, the last first, and then merged.
+  void run(int64_t from, int64_t to, float* out, bool in_parts = false) {
     const int64_t width = int64_t(shape_.group) * shape_.head_dim;
     AttentionItem item{};
     item.q = &q_[from * width];
@@ -104,12 +105,26 @@ class Sequence {
     uint8_t* base =
         reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
     item.workspace = base;
-    isa_.attention->run(item);
+    in_parts ? run_splits(item) : isa_.attention->run(item);
     for (int64_t i = bytes; i < bytes + 64; i++)
       if (base[i] != 0xff) {
         check(false, std::string(isa_.name) + " writes past its workspace, " + shape_.name());
         break;
       }
+  }
+
+  void run_splits(const AttentionItem& item) {
+    const int64_t rows = int64_t(item.tokens) * item.group;
+    const int64_t bytes = attention_partial_bytes(rows, item.head_dim);
+    const int64_t low = shape_.window > 0 ? item.first_position - shape_.window + 1 : 0;
+    const int64_t first = std::max<int64_t>(0, low) / kSplitTokens;
+    const int64_t count = (item.first_position + item.tokens - 1) / kSplitTokens + 1 - first;
+    Guarded partials(count * bytes / 4, 0);
+    for (int64_t i = count - 1; i >= 0; i--)
+      isa_.attention->run_split(item, first + i,
+                                reinterpret_cast<uint8_t*>(partials.data()) + i * bytes);
+    isa_.attention->merge(item, reinterpret_cast<uint8_t*>(partials.data()), count);
+    check(partials.intact(), std::string(isa_.name) + " writes past its partials");
   }
 
   // Softmax in double over the bf16 keys and values; *magnitude = sum of p |v|, for the bound.
@@ -274,6 +289,13 @@ void long_context(const std::vector<Isa>& isas) {
         s.run(t, t + 1, one.data());
         check(same_bits(one.data(), &whole[t * s.width()], one.size()),
               what + ": alone differs at " + std::to_string(t));
+      }
+      for (int64_t t : {0, 1023, 1024, 1500, 2047, 2290}) {
+        const int64_t end = std::min(length, t + (t % 2 ? 33 : 1));
+        std::vector<float> parts((end - t) * s.width(), kNaN);
+        s.run(t, end, parts.data(), true);
+        check(same_bits(parts.data(), &whole[t * s.width()], parts.size()),
+              what + ": in parts differs at " + std::to_string(t));
       }
       std::vector<float> straddle(40 * s.width(), kNaN);
       s.run(1001, 1041, straddle.data());

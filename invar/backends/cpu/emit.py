@@ -44,6 +44,13 @@ class PlanShape:
     scratch_offset: int  # in the workspace, behind the buffers
     scratch_bytes: int  # per thread
     sampling_scratch_bytes: int  # per thread
+    partials: int  # results of attention over one split, for a query token and a KV head
+    partial_bytes: int
+
+    @property
+    def thread_bytes(self) -> int:
+        """Scratch of all threads."""
+        return self.threads * (self.scratch_bytes + self.sampling_scratch_bytes)
 
 
 def emit(
@@ -70,6 +77,8 @@ def emit(
         threads=shape.threads,
         scratch_bytes=shape.scratch_bytes,
         sampling_scratch_bytes=shape.sampling_scratch_bytes,
+        partials=shape.partials,
+        partial_bytes=shape.partial_bytes,
     )
     for group, page_bytes, per_slab in zip(
         groups, slabs.page_bytes, slabs.pages_per_slab, strict=True

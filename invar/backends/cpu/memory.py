@@ -47,14 +47,14 @@ class CpuPlan:
     @property
     def rows(self) -> tuple[tuple[str, int], ...]:
         """(what, bytes), for the table that is printed at start."""
-        scratch = self.shape.threads * (
-            self.shape.scratch_bytes + self.shape.sampling_scratch_bytes
-        )
+        scratch = self.shape.thread_bytes
+        partials = self.shape.partials * self.shape.partial_bytes
         return (
             ("weights", self.lowered.weights.size),
             ("KV cache", self.slab_count * self.slabs.slab_bytes),
-            ("workspace: buffers", self.workspace_bytes - scratch),
+            ("workspace: buffers", self.workspace_bytes - scratch - partials),
             ("workspace: threads", scratch),
+            ("workspace: attention between threads", partials),
         )
 
 
@@ -96,9 +96,14 @@ def plan_memory(
         scratch_offset=buffer_bytes,
         scratch_bytes=_scratch_bytes(lowered, isa),
         sampling_scratch_bytes=_native.sampling_scratch_bytes(isa, vocab_size),
+        partials=_native.attention_partials(threads, max_model_len),
+        partial_bytes=max(
+            (_native.attention_partial_bytes(*shape) for shape in lowered.attention_shapes),
+            default=0,
+        ),
     )
-    scratch = threads * (shape.scratch_bytes + shape.sampling_scratch_bytes)
-    return CpuPlan(lowered, shape, slabs, slab_count, buffer_bytes + scratch, eager)
+    workspace = buffer_bytes + shape.thread_bytes + shape.partials * shape.partial_bytes
+    return CpuPlan(lowered, shape, slabs, slab_count, workspace, eager)
 
 
 def kv_bytes(graph: Graph, tokens: int, sequences: int, max_chunk: int) -> int:
