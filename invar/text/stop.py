@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
@@ -75,7 +76,8 @@ class StopStrings:
         return complete
 
 
-def _borders(text: str) -> list[int]:
+@lru_cache(maxsize=64)  # a request's choices and prompts, by the hundred, have the same stops
+def _borders(text: str) -> tuple[int, ...]:
     """For each prefix of `text` the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(text)
     length = 0
@@ -85,4 +87,4 @@ def _borders(text: str) -> list[int]:
         if text[index] == text[length]:
             length += 1
         borders[index] = length
-    return borders
+    return tuple(borders)
