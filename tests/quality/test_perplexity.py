@@ -14,15 +14,15 @@ from invar.weights.sources import pull
 
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 0.005
-"""Of perplexity. Over 20,951 tokens 0.40 % for SmolLM2 in Q4_1, 0.48 % for Gemma 3 in Q4_K_M, the
-same on every machine (law 1). Gemma 3's 262,144 logits make that minutes, so it reads less here."""
+"""Of perplexity. Measured: 0.40 % for SmolLM2 in Q4_1, 0.48 % for Gemma 3 in Q4_K_M, the
+same on every machine (law 1)."""
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("smollm2", 20_000), ("gemma3-270m", 3_000)])
-def test_perplexity_is_that_of_the_weights(name: str, tokens: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+def test_perplexity_is_that_of_the_weights(name: str, tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "bench/quality.py", pull(name), "--json"]
     done = subprocess.run(
-        [*command, "--tokens", str(tokens), "--scratch", tmp_path],
+        [*command, "--tokens", "20000", "--scratch", tmp_path],
         env=os.environ | {"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
@@ -30,6 +30,6 @@ def test_perplexity_is_that_of_the_weights(name: str, tokens: int, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)["invar"]
-    assert figures["tokens"] >= tokens
+    assert figures["tokens"] >= 20_000
     assert 1 < figures["perplexity_float32"] < 100
     assert abs(figures["perplexity_ratio"] - 1) < TOLERANCE
