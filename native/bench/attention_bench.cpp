@@ -2,20 +2,19 @@
 // query head and visible key) beside the machine's fp32 FMA peak, and GB/s of K and V in decode
 // over a cache far larger than L3, beside the memory's read rate.
 // Usage: attention_bench [isa]
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #include "kernels/kernels.h"
+#include "runtime/machine.h"
+#include "runtime/memory.h"
+#include "runtime/threads.h"
 
 using namespace invar;
 
@@ -38,34 +37,6 @@ double best_time(F f, double budget_s) {
   return best;
 }
 
-#if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) double fma_peak_gflops() {
-  const int n = 20000;
-  double t = best_time(
-      [&] {
-        for (int i = 0; i < n; i++)
-          asm volatile(
-#define STEP(sum) "vfmadd231ps %%ymm14,%%ymm15,%%ymm" #sum "\n"
-              STEP(0) STEP(1) STEP(2) STEP(3) STEP(4) STEP(5) STEP(6) STEP(7) STEP(8) STEP(9)
-#undef STEP
-                  ::
-                      : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8",
-                        "xmm9");
-      },
-      0.2);
-  return 10.0 * n * 16 / t / 1e9;
-}
-#endif
-
-uint8_t* memory(size_t bytes) {
-  void* p =
-      mmap(nullptr, bytes + (2 << 20), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  p = (void*)(((size_t)p + (2 << 20) - 1) & ~(size_t)((2 << 20) - 1));
-  madvise(p, bytes, MADV_HUGEPAGE);
-  memset(p, 0, bytes);
-  return (uint8_t*)p;
-}
-
 struct Shape {
   int32_t group, head_dim;
 };
@@ -78,7 +49,8 @@ class Cache {
     const int64_t pages = (length + kPageTokens - 1) / kPageTokens;
     map_ = {nullptr, 0, kv_head_bytes(shape.head_dim), (int32_t)(sequences * pages)};
     map_.slab_bytes = map_.page_bytes * map_.pages_per_slab;
-    map_.arena = memory((size_t)map_.slab_bytes);
+    arena_ = std::make_unique<Memory>(map_.slab_bytes);
+    map_.arena = arena_->data();
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     std::vector<float> k((size_t)shape.head_dim), v(k);
@@ -101,9 +73,8 @@ class Cache {
     q_.resize((size_t)(64 * shape.group * shape.head_dim));
     for (auto& x : q_) x = normal(random);
     out_.resize(q_.size());
-    workspace_ = memory((size_t)kernels.workspace_bytes(64, shape.group, shape.head_dim));
+    workspace_ = std::make_unique<Memory>(kernels.workspace_bytes(64, shape.group, shape.head_dim));
   }
-  ~Cache() { munmap(map_.arena, (size_t)map_.slab_bytes); }
 
   void run(size_t sequence, int64_t from, int64_t to) {
     AttentionItem item{};
@@ -117,7 +88,7 @@ class Cache {
     item.scale = 0.125f;
     item.pages = map_;
     item.block_table = tables_[sequence].data();
-    item.workspace = workspace_;
+    item.workspace = workspace_->data();
     kernels_.run(item);
   }
   void prompt(int64_t chunk) {
@@ -132,10 +103,10 @@ class Cache {
   const AttentionKernels& kernels_;
   Shape shape_;
   int64_t length_;
+  std::unique_ptr<Memory> arena_, workspace_;
   PageMap map_;
   std::vector<std::vector<int32_t>> tables_;
   std::vector<float> q_, out_;
-  uint8_t* workspace_;
 };
 
 }  // namespace
@@ -143,23 +114,15 @@ class Cache {
 int main(int argc, char** argv) {
   const AttentionKernels* kernels = &portable::attention_kernels;
   std::string isa = argc > 1 ? argv[1] : "avx2";
-#if defined(__x86_64__)
-  _mm_setcsr(_mm_getcsr() | 0x8040);
+#if defined(INVAR_X86)
   if (isa == "avx2") kernels = &avx2::attention_kernels;
   if (isa == "avx512") kernels = &avx512::attention_kernels;
-  printf("%s; FMA peak (ymm) %.0f GFLOPS\n", isa.c_str(), fma_peak_gflops());
 #endif
-  uint8_t* stream = memory(192 << 20);
-  double read = best_time(
-      [&] {
-        uint64_t sum[8] = {};
-        const uint64_t* p = (const uint64_t*)stream;
-        for (size_t i = 0; i < (192 << 20) / 8; i += 8)
-          for (int lane = 0; lane < 8; lane++) sum[lane] ^= p[i + (size_t)lane];
-        asm volatile("" ::"m"(sum));
-      },
-      0.5);
-  printf("memory read: %.1f GB/s\n%-10s", (192 << 20) / read / 1e9, "");
+  const FloatState state;
+  printf("%s; fp32 peak %.0f GFLOPS\n", isa.c_str(), fp32_peak_gflops(1, 0.3));
+  const Memory stream(192 << 20);
+  memset(stream.data(), 1, (size_t)stream.bytes());
+  printf("memory read: %.1f GB/s\n%-10s", read_rate_gbs(stream, 1, 0.5), "");
   for (int n : {128, 512, 4096}) printf("  prompt %4d GFLOPS", n);
   printf("  decode in L2");
   for (int n : {64, 160, 1024, 8192}) printf("  decode %4d GB/s (us)", n);

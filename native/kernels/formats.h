@@ -70,9 +70,9 @@ struct FormatQ5_0 : Block32<RecordQ5_0> {
 struct FormatQ5_1 : Block32<RecordQ5_1> {
   static constexpr int kStarts = 2;
   static constexpr bool kMin = true, kHighBits = true;
+  static_assert(Record::codes - Record::high == RecordQ5_0::codes - RecordQ5_0::high);
   INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
-    VB bits = load_b(group + Record::high - Record::codes + vector * kVectorBytes);
-    return with_fifth_bits(FormatQ4_0::pair(group, h, j, vector), bits, j, j + 4);
+    return FormatQ5_0::pair(group, h, j, vector);
   }
   INVAR_INLINE VF min(const uint8_t* record, int column) {
     return fma(set1(16), scale(record, column), load_f16(record + Record::min + 2 * column));
