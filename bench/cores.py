@@ -24,9 +24,6 @@ from typing import Any
 
 import llama_cpp
 
-PREFILL_TOKENS, PROMPT_TOKENS = 512, 128
-DRAM_BYTES = 256 << 20
-
 
 class Worker:
     """An engine in a process of its own, on the given cores; it obeys a line at a time."""
@@ -60,17 +57,19 @@ def work(model_path: Path) -> None:
     """The worker's side: `decode SECONDS`, `prefill`, `dram` or `answer`; a line of JSON each."""
     import numpy as np
 
-    from invar import _native
     from invar.backends.cpu.memory import usable_threads
     from invar.config import EngineConfig
     from invar.engine.loader import load_engine
     from invar.engine.sampling_params import SamplingParams
+    from invar.measure.engine import PEAK_SLICE_S, PREFILL_TOKENS, PROMPT_TOKENS, READ_SLICE_S
+    from invar.measure.limits import Limits
 
     config = EngineConfig(
         model=str(model_path), max_model_len=8192, max_num_seqs=4, enable_prefix_caching=False
     )
     model = load_engine(config)
     engine = model.engine
+    limits = Limits(usable_threads(), PEAK_SLICE_S, READ_SLICE_S)
     random = np.random.default_rng(0)
 
     def start(prompt_tokens: int, output_tokens: int, **options: Any) -> str:
@@ -98,9 +97,8 @@ def work(model_path: Path) -> None:
         return PREFILL_TOKENS / (time.perf_counter() - began)
 
     def dram() -> float:
-        memory = _native.Memory(DRAM_BYTES)
-        memory.array()[:] = 1
-        return _native.read_rate_gbs(memory, usable_threads())
+        limits.measure_read()
+        return limits.reads[-1]
 
     def answer() -> str:
         digest = hashlib.sha256()

@@ -30,7 +30,8 @@ import numpy.typing as npt
 
 from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of, peak_pages
 from invar.engine.pages import PageIds, PagePool, SlabArbiter
-from invar.engine.radix import Match, Node, RadixTree, behind_window, common_bytes
+from invar.engine.radix import Match, RadixTree, behind_window
+from invar.engine.radix_node import Node, common_bytes
 
 TokenIds = npt.NDArray[np.int32]
 CopyPages = Callable[[int, PageIds, PageIds], None]  # (group, from, to)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.kv import KVMemory
-from invar.engine.radix import common_bytes
+from invar.engine.radix_node import common_bytes
 from invar.engine.state import Chunk, RequestState
 
 

@@ -119,8 +119,9 @@ double rate_gops(void (*rounds)(), double operations, int threads, double second
 }
 #endif
 
-// Reads two places in turn and asks for both 2 KiB ahead. One core of Zen 3 took 19 GB/s so, 15
-// from one place, 12 without asking; two cores 29, 26 and 22. More places or more ahead: no more.
+// Reads two places in turn and asks for both 2 KiB ahead. One core of Zen 3 took 24 GB/s so, 19
+// from one place, 16 without asking; two cores 41, 36 and 29 (19, 15, 12 and 29, 26, 22 in an hour
+// when others took a share). More places or more ahead: no more.
 uint64_t read_all(const uint8_t* data, int64_t bytes) {
   constexpr int64_t kLine = 64, kAhead = 2048;
   const int64_t half = bytes / 2 / kLine * kLine;
