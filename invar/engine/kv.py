@@ -22,22 +22,23 @@ written by the request before it is read, as in any page that somebody else had 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of, peak_pages
 from invar.engine.pages import PageIds, PagePool, SlabArbiter
 from invar.engine.radix import Match, RadixTree, behind_window
-from invar.engine.radix_node import Node, common_bytes
+from invar.engine.radix_node import Node
 
 TokenIds = npt.NDArray[np.int32]
 CopyPages = Callable[[int, PageIds, PageIds], None]  # (group, from, to)
 
 
-@dataclass
+@dataclass(slots=True)
 class Held:
     """The pages ``[first, end)`` of a request's table in one group, counted in pages."""
 
@@ -45,7 +46,7 @@ class Held:
     end: int
 
 
-@dataclass
+@dataclass(slots=True)
 class Holding:
     """What a request with a slot has."""
 
@@ -126,16 +127,20 @@ class KVMemory:
             return Match()
         data = ids[:reusable].tobytes()
         match = self.tree.match(salt, data)
-        # The page that a running request is filling may have more of it than the tree.
+        if match.node is not None and match.node.holders:
+            match = self._match_running(match, data)
+        return self.tree.usable(match)
+
+    def _match_running(self, match: Match, data: bytes) -> Match:
+        """The page that a running request is filling may have more of a prompt than the tree."""
         position = match.pages * PAGE_TOKENS
         for slot, other in self.held.items():
             if other.node is match.node and other.shared == match.pages:
-                begun = other.ids[position : other.computed].tobytes()
-                tail = common_bytes(begun, data, 4 * position) // 4
+                tail = common_ids(other.ids[position : other.computed], data, position)
                 if tail > match.tail_tokens:
                     lent = tuple(int(table[slot, match.pages]) for table in self.tables)
                     match = Match(match.node, match.pages, None, lent, tail)
-        return self.tree.usable(match)
+        return match
 
     def advance(self, slot: int, computed: int) -> None:
         """Mutates: a request's first `computed` tokens are computed. Its pages that are full now
@@ -149,13 +154,20 @@ class KVMemory:
         own = [table[slot, begin:end].copy() for table in self.tables]
         holding.node, kept = self.tree.insert(holding.node, data, own)
         holding.shared = end
+        if kept is not None:
+            self._exchange(slot, begin, own, kept)
+
+    def _exchange(
+        self, slot: int, begin: int, own: Sequence[PageIds], kept: Sequence[PageIds]
+    ) -> None:
+        """From page `begin` on the request uses the tree's pages in the place of its own."""
         for group, (pool, before, after) in enumerate(zip(self.pools, own, kept, strict=True)):
             twice = before != after
             if twice.any():
                 pool.use(after[twice])
                 pool.drop(before[twice])
                 self._free(group, before[twice])
-                self.tables[group][slot, begin:end] = after
+                self.tables[group][slot, begin : begin + len(after)] = after
                 self._repeat_first(slot, group)
 
     def extend(self, slot: int, end: int) -> bool:
@@ -269,22 +281,27 @@ class KVMemory:
         """Mutates: evicts until `wanted` pages per group can be taken. False, and nothing is
         evicted, where what requests use leaves no room for them."""
         pools = list(zip(self.pools, wanted, strict=True))
-        total = self.arbiter.total - sum(pool.num_used_slabs for pool in self.pools)
-        if sum(pool.slabs_needed_at_best(count) for pool, count in pools) > total:
-            return False
-        while sum(pool.slabs_needed(count) for pool, count in pools) > len(self.arbiter.free):
-            slabs = sum(pool.slabs_needed(count) for pool, count in pools)
-            slabs -= len(self.arbiter.free)
-            short = max(min(count, slabs * pool.per_slab) for pool, count in pools)
+        missing = self._missing_slabs(pools)
+        if missing > 0:
+            unused = self.arbiter.total - sum(pool.num_used_slabs for pool in self.pools)
+            if sum(pool.slabs_needed_at_best(count) for pool, count in pools) > unused:
+                return False
+        while missing > 0:
+            short = max(min(count, missing * pool.per_slab) for pool, count in pools)
             found = self.tree.evict(short)
             assert found, "what requests leave is not all free"
+            missing = self._missing_slabs(pools)
         return True
+
+    def _missing_slabs(self, wanted: Iterable[tuple[PagePool, int]]) -> int:
+        """How many more slabs would have to be free before so many pages can be taken."""
+        return sum(pool.slabs_needed(count) for pool, count in wanted) - len(self.arbiter.free)
 
     def _take(self, slot: int, wanted: list[int]) -> None:
         groups = zip(self.pools, self.held[slot].groups, wanted, strict=True)
         for group, (pool, held, count) in enumerate(groups):
             if count:
-                self.tables[group][slot, held.end : held.end + count] = pool.take(count)
+                pool.take(self.tables[group][slot, held.end : held.end + count])
                 held.end += count
             self._repeat_first(slot, group)
 
@@ -306,7 +323,7 @@ class KVMemory:
 
     def _leave(self, slot: int, group: int, first: int, end: int) -> None:
         """The request no longer uses these pages; those that are not the tree's are free."""
-        pages = self.tables[group][slot, first:end].copy()
+        pages = self.tables[group][slot, first:end]
         self.pools[group].drop(pages)
         self._free(group, pages[max(0, self.held[slot].shared - first) :])
 
@@ -332,7 +349,7 @@ class KVMemory:
     def check_integrity(self) -> None:
         """Raises AssertionError unless free + cached + held = total, no page is in two places, and
         tables and tree say the same."""
-        held_slabs = [slab for pool in self.pools for slab in pool.slabs]
+        held_slabs = [slab for pool in self.pools for slab in pool.held_slabs()]
         slabs = sorted(self.arbiter.free + held_slabs)
         assert slabs == list(range(self.arbiter.total)), f"slabs lost or doubled: {slabs}"
         slots = sorted([*self.free_slots, *self.held])

@@ -26,9 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.pages import PageIds, PagePool
-from invar.engine.radix_node import ID_BYTES, PAGE_BYTES, Node, RootName, common_bytes
+from invar.engine.radix_node import ID_BYTES, PAGE_BYTES, Node, RootName
 
 Free = Callable[[int, PageIds], None]  # (group, pages that nobody uses)
 
@@ -79,7 +80,7 @@ class RadixTree:
         position = 0
         while found := node.nearest(data, position):
             child, common = found
-            whole, tail = divmod(common // ID_BYTES, PAGE_TOKENS)
+            whole, tail = divmod(common, PAGE_TOKENS)
             if tail or whole < child.num_pages:
                 deepest = child if whole else node
                 return Match(deepest, node.end + whole, child if tail else None, None, tail)
@@ -163,23 +164,24 @@ class RadixTree:
 
     def insert(
         self, node: Node, data: bytes, runs: Sequence[PageIds]
-    ) -> tuple[Node, list[PageIds]]:
+    ) -> tuple[Node, Sequence[PageIds] | None]:
         """Mutates: whole pages of ids that follow `node`, which the caller holds; the hold moves to
         the node that is returned.
 
-        runs: per group the caller's page for each. Returned beside the node: per group the tree's
-        page for each, the caller's own one where there was none.
+        runs: per group the caller's page for each. Returned beside the node: None where the tree
+        had none of these ids; else per group the page for each that is the tree's now.
         """
-        kept = [run.copy() for run in runs]
+        kept: list[PageIds] | None = None
         position, total = 0, len(runs[0])
         while position < total:
-            child = self._child(node, data, position * PAGE_BYTES)
+            child = self._child(node, data, position * PAGE_TOKENS)
             if child is None:
                 rest = [run[position:] for run in runs]
                 child = self._append(node, data[position * PAGE_BYTES :], rest)
                 stop = total
             else:
                 stop = position + child.num_pages
+                kept = kept or [run.copy() for run in runs]
                 self._exchange(child, [run[position:stop] for run in kept])
             node.holders -= 1
             child.holders += 1
@@ -202,7 +204,7 @@ class RadixTree:
         Per group one page. False where the tree has these ids already: then the page is not taken.
         """
         found = node.nearest(data, 0)
-        if found is not None and found[1] == len(data):
+        if found is not None and found[1] == len(data) // ID_BYTES:
             self._touch(found[0])
             return False
         self._drop_prefix_of(node, data)
@@ -210,14 +212,14 @@ class RadixTree:
         return True
 
     def _child(self, node: Node, data: bytes, position: int) -> Node | None:
-        """The child with the page at `position`, cut where it leaves what follows."""
-        page = data[position : position + PAGE_BYTES]
+        """The child with the page at id `position`, cut where it leaves what follows."""
+        page = data[position * ID_BYTES : position * ID_BYTES + PAGE_BYTES]
         index = bisect_left(node.keys, page)
         if index == len(node.keys) or node.keys[index] != page:
             self._drop_prefix_of(node, page)
             return None
         child = node.children[index]
-        whole = common_bytes(child.key, data, position) // PAGE_BYTES
+        whole = common_ids(child.key, data, position) // PAGE_TOKENS
         return child if whole == child.num_pages else self._split(child, whole)
 
     def _append(self, node: Node, data: bytes, pages: Sequence[PageIds]) -> Node:
@@ -371,9 +373,7 @@ class RadixTree:
         """Frees pages before index `stop`, up to the first one in use."""
         first = node.first[group]
         pages = node.pages[group][first : max(first, min(stop, node.num_pages))]
-        in_use = np.flatnonzero(self.pools[group].users[pages])
-        if len(in_use):
-            pages = pages[: in_use[0]]
+        pages = pages[: self.pools[group].leading_unused(pages)]
         if not len(pages):
             return False
         node.first[group] = first + len(pages)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-import numpy as np
-
+from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.pages import PageIds
 
@@ -68,16 +67,16 @@ class Node:
         return not self.children and not self.holders and self.parent is not None
 
     def nearest(self, data: bytes, position: int) -> tuple[Node, int] | None:
-        """The child that has most ids in common with what begins at `position`, and how many bytes
+        """The child that has most ids in common with what begins at id `position`, and how many
         they are; None where no child has any."""
-        page = data[position : position + PAGE_BYTES]
+        page = data[position * ID_BYTES : position * ID_BYTES + PAGE_BYTES]
         index = bisect_left(self.keys, page)
         if index < len(self.keys) and self.keys[index] == page:
             child = self.children[index]
-            return child, common_bytes(child.key, data, position)
+            return child, common_ids(child.key, data, position)
         best, most = None, 0
-        for child in self.children[max(0, index - 1) : index + 1]:
-            common = common_bytes(child.first_page, page, 0)
+        for beside in range(max(0, index - 1), min(index + 1, len(self.keys))):
+            child, common = self.children[beside], common_ids(self.keys[beside], page)
             if common > most:
                 best, most = child, common
         return (best, most) if best is not None else None
@@ -93,14 +92,3 @@ class Node:
 
     def index(self, child: Node) -> int:
         return bisect_left(self.keys, child.first_page)
-
-
-def common_bytes(key: bytes, data: bytes, position: int) -> int:
-    """How many bytes of whole ids `key` has in common with what begins at `position` of `data`."""
-    if data.startswith(key, position):
-        return len(key)
-    count = min(len(key), len(data) - position) // ID_BYTES
-    if not count:
-        return 0
-    differs = np.frombuffer(key, np.int32, count) != np.frombuffer(data, np.int32, count, position)
-    return ID_BYTES * (int(differs.argmax()) if differs.any() else count)

@@ -10,9 +10,9 @@ from bisect import insort
 from collections.abc import Iterator
 from typing import Protocol
 
+from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.kv import KVMemory
-from invar.engine.radix_node import common_bytes
 from invar.engine.state import Chunk, RequestState
 
 
@@ -171,7 +171,7 @@ class Scheduler:
         more: then it waits for that. (Less is computed twice rather than waited for.)"""
         if not self.memory.caching:
             return False
-        ids = state.token_ids[: state.num_reusable].tobytes()
+        ids = state.token_ids[: state.num_reusable]
         for other in self.running:
             if (
                 other.num_remaining < PAGE_TOKENS
@@ -179,7 +179,7 @@ class Scheduler:
                 or self.policy.key(other) > self.policy.key(state)
             ):
                 continue
-            common = common_bytes(other.token_ids[: other.num_tokens].tobytes(), ids, 0) // 4
+            common = common_ids(other.token_ids[: other.num_tokens], ids)
             spared = common - other.num_computed_tokens
             if spared >= PAGE_TOKENS and common - self._num_found(state) >= PAGE_TOKENS:
                 return True

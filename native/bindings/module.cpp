@@ -74,5 +74,6 @@ NB_MODULE(_native, module) {
   bind_kernels(module);
   bind_sampling(module);
   bind_strings(module);
+  bind_engine(module);
   bind_bench(module);
 }

@@ -7,44 +7,26 @@
 #include <stdexcept>
 
 #include "bindings/bindings.h"
+#include "bindings/bytes.h"
 
 namespace invar::bindings {
 namespace nb = nanobind;
 namespace {
 
-// The bytes of any object with the buffer protocol, such as a mapped file.
-class Bytes {
- public:
-  explicit Bytes(nb::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-  }
-  ~Bytes() { PyBuffer_Release(&buffer_); }
-  Bytes(const Bytes&) = delete;
-  Bytes& operator=(const Bytes&) = delete;
-
-  const char* at(uint64_t position) const {
-    return static_cast<const char*>(buffer_.buf) + position;
-  }
-  uint64_t size() const { return static_cast<uint64_t>(buffer_.len); }
-
-  // Reads the length at `position` and steps over it; false where the bytes end before the string.
-  bool next(uint64_t& position, uint64_t& length) const {
-    if (position > size() || size() - position < sizeof length) return false;
-    std::memcpy(&length, at(position), sizeof length);
-    position += sizeof length;
-    return length <= size() - position;
-  }
-
- private:
-  Py_buffer buffer_;
-};
+// Reads the length at `position` and steps over it; false where the bytes end before the string.
+bool next_string(const Bytes& bytes, uint64_t& position, uint64_t& length) {
+  if (position > bytes.size() || bytes.size() - position < sizeof length) return false;
+  std::memcpy(&length, bytes.at(position), sizeof length);
+  position += sizeof length;
+  return length <= bytes.size() - position;
+}
 
 // The position behind `count` strings; None where the buffer ends before.
 nb::object skip_strings(nb::handle buffer, uint64_t start, uint64_t count) {
   const Bytes bytes(buffer);
   uint64_t length = 0;
   for (uint64_t i = 0; i < count; ++i, start += length) {
-    if (!bytes.next(start, length)) return nb::none();
+    if (!next_string(bytes, start, length)) return nb::none();
   }
   return nb::cast(start);
 }
@@ -55,7 +37,8 @@ nb::tuple decode_strings(nb::handle buffer, uint64_t start, uint64_t count) {
   nb::list strings;
   uint64_t length = 0;
   for (uint64_t i = 0; i < count; ++i, start += length) {
-    if (!bytes.next(start, length)) throw std::invalid_argument("the strings pass the buffer");
+    if (!next_string(bytes, start, length))
+      throw std::invalid_argument("the strings pass the buffer");
     PyObject* text =
         PyUnicode_DecodeUTF8(bytes.at(start), static_cast<Py_ssize_t>(length), nullptr);
     if (text == nullptr) throw nb::python_error();

@@ -139,7 +139,8 @@ def test_a_victim_whose_row_was_planned_does_not_run() -> None:
         preemptions = engine.stats().preemptions
         stolen = np.empty(0, np.int32)
         if engine.steps > 2 and engine.scheduler.running[0].num_remaining > 1:
-            stolen = pool.take(len(engine.memory.arbiter.free))  # by strangers
+            stolen = np.empty(len(engine.memory.arbiter.free), np.int32)
+            pool.take(stolen)  # by strangers
         outputs = engine.step()
         pool.drop(stolen)
         pool.give_back(stolen)

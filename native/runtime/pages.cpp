@@ -1,0 +1,137 @@
+#include "runtime/pages.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+namespace invar {
+namespace {
+
+[[noreturn]] void refuse(int64_t page, const char* why) {
+  throw std::invalid_argument("page " + std::to_string(page) + ": " + why);
+}
+
+int64_t slabs_for(int64_t pages, int64_t per_slab) {
+  return pages <= 0 ? 0 : (pages + per_slab - 1) / per_slab;
+}
+
+}  // namespace
+
+PageCounts::PageCounts(int64_t slabs, int64_t pages_per_slab) : per_slab_(pages_per_slab) {
+  if (slabs < 0 || pages_per_slab < 1) throw std::invalid_argument("slabs without pages");
+  slabs_.resize(slabs);
+  users_.resize(slabs * per_slab_);
+  free_.resize((users_.size() + 63) / 64);
+}
+
+int64_t PageCounts::slabs_needed(int64_t pages) const {
+  return slabs_for(pages - num_free_, per_slab_);
+}
+
+int64_t PageCounts::slabs_needed_at_best(int64_t pages) const {
+  return slabs_for(pages - (num_used_slabs_ * per_slab_ - num_used_), per_slab_);
+}
+
+void PageCounts::open(int64_t slab) {
+  if (slab < 0 || slab >= static_cast<int64_t>(slabs_.size()) || slabs_[slab].held) {
+    throw std::invalid_argument("slab " + std::to_string(slab) + ": unknown, or held already");
+  }
+  slabs_[slab].held = true;
+  for (int64_t page = slab * per_slab_; page < (slab + 1) * per_slab_; ++page) {
+    mark(static_cast<int32_t>(page), true);
+  }
+}
+
+void PageCounts::take(std::span<int32_t> pages) {
+  if (static_cast<int64_t>(pages.size()) > num_free_) {
+    throw std::invalid_argument(std::to_string(pages.size()) + " pages wanted, " +
+                                std::to_string(num_free_) + " are free");
+  }
+  size_t word = first_free_word_;
+  for (int32_t& page : pages) {
+    while (!free_[word]) ++word;
+    page = static_cast<int32_t>(word * 64 + std::countr_zero(free_[word]));
+    mark(page, false);
+    add_user(page);
+  }
+  first_free_word_ = word;
+}
+
+void PageCounts::use(std::span<const int32_t> pages) {
+  for (int32_t page : pages) {
+    if (!slab_of(checked(page)).held || is_free(page)) refuse(page, "used, but free");
+    add_user(page);
+  }
+}
+
+void PageCounts::drop(std::span<const int32_t> pages) {
+  for (int32_t page : pages) {
+    if (!users_[checked(page)]) refuse(page, "dropped, but has no user");
+    if (--users_[page]) continue;
+    --num_used_;
+    if (!--slab_of(page).used) --num_used_slabs_;
+  }
+}
+
+std::vector<int32_t> PageCounts::give_back(std::span<const int32_t> pages) {
+  std::vector<int32_t> whole;
+  for (int32_t page : pages) {
+    Slab& slab = slab_of(checked(page));
+    if (!slab.held || is_free(page)) refuse(page, "given back, but free");
+    if (users_[page]) refuse(page, "given back, but in use");
+    mark(page, true);
+    if (slab.free < per_slab_) continue;
+    const int32_t index = static_cast<int32_t>(page / per_slab_);
+    for (int64_t other = index * per_slab_; other < (index + 1) * per_slab_; ++other) {
+      mark(static_cast<int32_t>(other), false);
+    }
+    slab.held = false;
+    whole.push_back(index);
+  }
+  return whole;
+}
+
+int64_t PageCounts::leading_unused(std::span<const int32_t> pages) const {
+  const auto used = [&](int32_t page) { return users_[checked(page)] != 0; };
+  return std::find_if(pages.begin(), pages.end(), used) - pages.begin();
+}
+
+std::vector<int32_t> PageCounts::free_pages() const {
+  std::vector<int32_t> pages;
+  for (int32_t page = 0; page < static_cast<int32_t>(users_.size()); ++page) {
+    if (is_free(page)) pages.push_back(page);
+  }
+  return pages;
+}
+
+std::vector<int32_t> PageCounts::held_slabs() const {
+  std::vector<int32_t> held;
+  for (size_t slab = 0; slab < slabs_.size(); ++slab) {
+    if (slabs_[slab].held) held.push_back(static_cast<int32_t>(slab));
+  }
+  return held;
+}
+
+int32_t PageCounts::checked(int32_t page) const {
+  if (page < 0 || page >= static_cast<int32_t>(users_.size())) refuse(page, "does not exist");
+  return page;
+}
+
+void PageCounts::mark(int32_t page, bool free) {
+  const size_t word = page / 64;
+  const uint64_t bit = uint64_t{1} << (page % 64);
+  free_[word] = free ? free_[word] | bit : free_[word] & ~bit;
+  if (free) first_free_word_ = std::min(first_free_word_, word);
+  const int change = free ? 1 : -1;
+  num_free_ += change;
+  slab_of(page).free += change;
+}
+
+void PageCounts::add_user(int32_t page) {
+  if (users_[page]++) return;
+  ++num_used_;
+  if (!slab_of(page).used++) ++num_used_slabs_;
+}
+
+}  // namespace invar
