@@ -136,4 +136,15 @@ class Runner(Protocol):
         sources, targets: int32 [pages]. Raises ValueError for pages that do not exist.
         """
 
+    def read_pages(self, group: int, page_ids: np.ndarray, out: np.ndarray) -> None:
+        """Copies whole pages out of a cache group. What the bytes mean is the backend's affair;
+        `write_pages` of the same build understands them.
+
+        page_ids: int32 [pages]; out: uint8 [pages, page_bytes]. Raises ValueError for pages that
+        do not exist.
+        """
+
+    def write_pages(self, group: int, page_ids: np.ndarray, data: np.ndarray) -> None:
+        """Copies into pages what `read_pages` took out of others. Shapes and errors are its own."""
+
     def close(self) -> None: ...

@@ -7,6 +7,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "runtime/checksum.h"
 #include "runtime/memory.h"
 #include "runtime/threads.h"
 
@@ -97,6 +98,11 @@ void bind_memory(nb::module_& module) {
                 memory.data(), {static_cast<size_t>(memory.bytes())}, nb::find(&memory));
           },
           nb::rv_policy::reference_internal);
+  module.def("checksum", [](nb::handle data) {
+    const auto bytes = view<const uint8_t, 1>(data, "data");
+    const nb::gil_scoped_release release;
+    return checksum(bytes.data, bytes.shape[0]);
+  });
   module.def("pack", &pack, nb::arg("weights"), nb::arg("raws"), nb::arg("memory"),
              nb::arg("threads"), nb::arg("isa") = "");
   module.def("panel_bytes", [](const std::string& format, int64_t k) {

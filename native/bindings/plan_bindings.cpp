@@ -42,6 +42,33 @@ void copy_pages(PlanBuilder& builder, int64_t group, nb::handle sources, nb::han
   builder.plan().copy_pages(group, from.data, to.data, from.shape[0]);
 }
 
+// The bytes behind `data`: [pages, bytes of a page of the group].
+template <class Byte>
+Byte* page_bytes(const Plan& plan, int64_t group, nb::handle data, int64_t pages) {
+  const auto bytes = view<Byte, 2>(data, "data");
+  const int64_t page = plan.cache_group(group).pages.page_bytes;
+  if (bytes.shape[0] != pages || bytes.shape[1] != page) {
+    throw std::invalid_argument("data: [" + std::to_string(bytes.shape[0]) + ", " +
+                                std::to_string(bytes.shape[1]) + "], expected [" +
+                                std::to_string(pages) + ", " + std::to_string(page) + "]");
+  }
+  return bytes.data;
+}
+
+void read_pages(PlanBuilder& builder, int64_t group, nb::handle pages, nb::handle out) {
+  const auto ids = view<const int32_t, 1>(pages, "page_ids");
+  const Plan& plan = builder.plan();
+  auto* target = page_bytes<uint8_t>(plan, group, out, ids.shape[0]);
+  plan.read_pages(group, ids.data, ids.shape[0], target);
+}
+
+void write_pages(PlanBuilder& builder, int64_t group, nb::handle pages, nb::handle data) {
+  const auto ids = view<const int32_t, 1>(pages, "page_ids");
+  const Plan& plan = builder.plan();
+  const auto* source = page_bytes<const uint8_t>(plan, group, data, ids.shape[0]);
+  plan.write_pages(group, ids.data, ids.shape[0], source);
+}
+
 nb::ndarray<nb::numpy, float> read_matrix(PlanBuilder& builder, int64_t id, int64_t rows) {
   const Matrix matrix = builder.matrix_at(id);
   if (rows < 0 || rows > matrix.rows) throw std::invalid_argument("read_matrix: too many rows");
@@ -127,6 +154,8 @@ void bind_plan(nb::module_& module) {
       .def("run", &run, nb::arg("batch"), nb::arg("result"))
       .def("clear_pages", &clear_pages, nb::arg("group"), nb::arg("page_ids"))
       .def("copy_pages", &copy_pages, nb::arg("group"), nb::arg("sources"), nb::arg("targets"))
+      .def("read_pages", &read_pages, nb::arg("group"), nb::arg("page_ids"), nb::arg("out"))
+      .def("write_pages", &write_pages, nb::arg("group"), nb::arg("page_ids"), nb::arg("data"))
       .def("read_matrix", &read_matrix, nb::arg("matrix"), nb::arg("rows"))
       .def("set_profile", [](PlanBuilder& b, bool on) { b.plan().set_profile(on); })
       .def("profile", [](PlanBuilder& b) { return profile_list(b.plan()); })

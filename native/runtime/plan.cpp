@@ -173,6 +173,23 @@ void Plan::copy_pages(int64_t group, const int32_t* sources, const int32_t* targ
   }
 }
 
+void Plan::read_pages(int64_t group, const int32_t* pages, int64_t count, uint8_t* target) const {
+  const CacheGroup& cache = execution_.groups.at(group);
+  const int64_t bytes = cache.pages.page_bytes;
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(target + i * bytes, page_at(cache, pages[i]), bytes);
+  }
+}
+
+void Plan::write_pages(int64_t group, const int32_t* pages, int64_t count,
+                       const uint8_t* source) const {
+  const CacheGroup& cache = execution_.groups.at(group);
+  const int64_t bytes = cache.pages.page_bytes;
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(page_at(cache, pages[i]), source + i * bytes, bytes);
+  }
+}
+
 uint8_t* Plan::page_at(const CacheGroup& group, int32_t page) const {
   if (page < 0 || page >= group.page_count) {
     throw std::invalid_argument("page " + std::to_string(page) + " is not one of the " +

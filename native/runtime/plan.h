@@ -68,6 +68,11 @@ class Plan {
   void copy_pages(int64_t group, const int32_t* sources, const int32_t* targets,
                   int64_t count) const;
 
+  // Whole pages of a group out to `target`, or in from `source`, one after another. Throws
+  // std::invalid_argument for a page that does not exist.
+  void read_pages(int64_t group, const int32_t* pages, int64_t count, uint8_t* target) const;
+  void write_pages(int64_t group, const int32_t* pages, int64_t count, const uint8_t* source) const;
+
   void set_profile(bool on) { profile_ = on; }
   // Of every step, body first, since profiling was switched on; a step without items is not called.
   std::vector<StepTime> profile() const;

@@ -235,3 +235,58 @@ def test_a_closed_runner_says_so() -> None:
     runner.close()
     with pytest.raises(RuntimeError, match="has been closed"):
         run(runner, Piece(IDS[:20], 0, [0]))
+
+
+def test_pages_go_out_and_come_back(runner: CpuRunner) -> None:
+    """Into other pages of another runner of the same model, which goes on as the first would."""
+    other = llama_runner()
+    poison(runner)
+    poison(other)
+    first = [Piece(IDS[:40], 0, [1, 3])]
+    run(runner, *first)
+    run(other, Piece(IDS[30:60], 0, [5]))
+    for group, memory in enumerate(runner.info.groups):
+        data = np.zeros((2, memory.page_bytes), np.uint8)
+        runner.read_pages(group, np.array([1, 3]), data)
+        other.write_pages(group, np.array([4, 2]), data)
+        again = np.zeros_like(data)
+        other.read_pages(group, np.array([4, 2]), again)
+        assert (data == again).all()
+        with pytest.raises(ValueError, match=r"expected \[1, \d+\]"):
+            other.write_pages(group, np.array([4]), data)
+        with pytest.raises(ValueError, match="is not one of"):
+            other.read_pages(group, np.array([4, 1 << 20]), data)
+    going_on = [
+        run(one, Piece(IDS[40:50], 40, pages)) for one, pages in ((runner, [1, 3]), (other, [4, 2]))
+    ]
+    assert going_on[0].logprobs.tobytes() == going_on[1].logprobs.tobytes()
+
+
+def test_a_checksum_is_what_it_says_and_sees_every_flip() -> None:
+    odd, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+    def mix(lane: int, word: int) -> int:
+        product = (lane ^ word) * odd & mask
+        return (product << 32 | product >> 32) * odd & mask
+
+    def reference(data: bytes) -> int:
+        padded = data + bytes(-len(data) % 64)
+        words = np.frombuffer(padded, "<u8").reshape(-1, 8).tolist()
+        lanes = [odd * (i + 1) & mask for i in range(8)]
+        for row in words:
+            lanes = [mix(lane, word) for lane, word in zip(lanes, row, strict=True)]
+        total = len(data)
+        for lane in lanes:
+            total = mix(total, lane)
+        return total
+
+    dice = np.random.default_rng(0)
+    for size in (0, 1, 7, 8, 63, 64, 65, 128, 1000):
+        data = dice.integers(0, 256, size).astype(np.uint8)
+        assert _native.checksum(data) == reference(data.tobytes())
+    seen = {_native.checksum(data)}
+    for bit in range(8 * len(data)):
+        flipped = data.copy()
+        flipped[bit // 8] ^= 1 << bit % 8
+        seen.add(_native.checksum(flipped))
+    assert len(seen) == 8 * len(data) + 1

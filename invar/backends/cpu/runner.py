@@ -141,6 +141,12 @@ class CpuRunner:
             np.ascontiguousarray(targets, dtype=np.int32),
         )
 
+    def read_pages(self, group: int, page_ids: np.ndarray, out: np.ndarray) -> None:
+        self._plan.read_pages(group, np.ascontiguousarray(page_ids, dtype=np.int32), out)
+
+    def write_pages(self, group: int, page_ids: np.ndarray, data: np.ndarray) -> None:
+        self._plan.write_pages(group, np.ascontiguousarray(page_ids, dtype=np.int32), data)
+
     def logits(self, rows: int) -> npt.NDArray[np.float32]:
         """Raw logits ``[rows, model's logits]`` of the last tile of the last step, for tests."""
         logits = self.plan_sizes.lowered.logits

@@ -1,0 +1,185 @@
+"""Prefixes on disk: which pages of a request are there, reading them, and what is worth storing.
+
+A prefix is worth storing once it has been used again, or when it is long. Pages of requests with a
+`cache_salt` are stored only where that was asked for. Whole pages alone are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from invar.backends.runner import PAGE_TOKENS, GroupMemory
+from invar.engine.page_file import KEY_BYTES, Bytes, Page
+from invar.engine.page_store import PageStore
+from invar.engine.radix import behind_window
+
+# Computing as many takes SmolLM2 0.1 s on two cores and a 1B model 0.8 s; reading them a tenth.
+LONG_PREFIX_TOKENS = 256
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class PageBytes(Protocol):
+    """What a `Runner` does with the bytes of pages."""
+
+    def read_pages(self, group: int, page_ids: np.ndarray, out: np.ndarray) -> None: ...
+    def write_pages(self, group: int, page_ids: np.ndarray, data: np.ndarray) -> None: ...
+
+
+class StoreError(Exception):
+    """A page that the index has cannot be read."""
+
+
+@dataclass
+class StoredPrefix:
+    """What a request has to do with the store, in pages from its beginning."""
+
+    keys: list[bytes]  # the root's, then one for each page; grows as they are asked for
+    reused: int = 0  # found in memory: worth storing
+    kept: int = 0  # stored, on their way, or never to be stored
+    fetching: range = field(default_factory=lambda: range(0))  # still to be read
+
+    def page(self, ids: TokenIds, index: int, groups: int) -> Page:
+        while len(self.keys) <= index + 1:
+            begin = (len(self.keys) - 1) * PAGE_TOKENS
+            data = ids[begin : begin + PAGE_TOKENS].tobytes()
+            self.keys.append(key_of(self.keys[-1], data))
+        data = ids[index * PAGE_TOKENS : (index + 1) * PAGE_TOKENS].tobytes()
+        return Page(self.keys[index + 1], self.keys[index], data, groups)
+
+
+def key_of(parent: bytes, data: bytes) -> bytes:
+    """The key of a page: of its ids and of all before it."""
+    return blake2b(parent + data, digest_size=KEY_BYTES, person=b"invar page").digest()
+
+
+def root_of(salt: str | None) -> bytes:
+    """The parent of first pages: another one for each salt and for none."""
+    name = b"" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass")
+    return blake2b(name, digest_size=KEY_BYTES, person=b"invar root").digest()
+
+
+class StoredPrefixes:
+    """Between KV memory and the page store. Belongs to the engine's thread."""
+
+    def __init__(
+        self,
+        store: PageStore,
+        runner: PageBytes,
+        groups: Sequence[GroupMemory],
+        *,
+        salted: bool = False,
+    ) -> None:
+        """salted: prefixes of requests with a `cache_salt` are stored too"""
+        self.store = store
+        self.runner = runner
+        self.windows = [group.window for group in groups]
+        self.salted = salted
+        self.num_queried_tokens = 0  # looked up after what memory has
+        self.num_read_tokens = 0  # that needed no computing
+        self._buffer: Bytes = np.zeros(store.layout.slot_bytes, np.uint8)
+
+    def of(self, salt: str | None) -> StoredPrefix | None:
+        """For a request that comes; None where the store is not for it."""
+        if salt is not None and not self.salted:
+            return None
+        return StoredPrefix([root_of(salt)])
+
+    def follow(self, prefix: StoredPrefix, ids: TokenIds, begin: int, limit: int) -> int:
+        """The end, in pages, of what can be read behind page `begin`, at most `limit`: there the
+        last window of every group is stored or lies before `begin`."""
+        self.num_queried_tokens += max(0, limit - begin) * PAGE_TOKENS
+        usable, missing = begin, [begin - 1] * len(self.windows)
+        for index in range(begin, limit):
+            there = self.store.groups_of(prefix.page(ids, index, 0).key)
+            if not there:
+                break
+            for group in range(len(self.windows)):
+                if not there >> group & 1:
+                    missing[group] = index
+            if all(
+                last < begin or (window is not None and last < behind_window(end_of(index), window))
+                for last, window in zip(missing, self.windows, strict=True)
+            ):
+                usable = index + 1
+        return usable
+
+    def start(self, prefix: StoredPrefix, ids: TokenIds, pages: range) -> None:
+        """The pages are to be read; the system is asked to bring them into memory."""
+        prefix.fetching = pages
+        for index in pages:
+            self.store.prefetch(prefix.page(ids, index, 0).key)
+
+    def fetch(
+        self,
+        prefix: StoredPrefix,
+        ids: TokenIds,
+        table: Sequence[npt.NDArray[np.int32]],
+        first: Sequence[int],
+        *,
+        wait: bool,
+    ) -> bool:
+        """Reads the next page into memory; False where that would have to wait for the disk.
+
+        table: per group the page of each index. first: per group, indices before it are not
+        wanted. Raises StoreError where the page is not there any more.
+        """
+        index = prefix.fetching.start
+        groups = sum(1 << group for group, begin in enumerate(first) if index >= begin)
+        found = self.store.read(prefix.page(ids, index, groups), self._buffer, wait=wait)
+        if found is None:
+            raise StoreError
+        if found:
+            for group, span in enumerate(self.store.layout.spans):
+                if groups >> group & 1:
+                    data = self._buffer[np.newaxis, span]
+                    self.runner.write_pages(group, table[group][index : index + 1], data)
+            prefix.fetching = range(index + 1, prefix.fetching.stop)
+        return found
+
+    def keep(
+        self,
+        prefix: StoredPrefix,
+        ids: TokenIds,
+        table: Sequence[npt.NDArray[np.int32]],
+        first: Sequence[int],
+        end: int,
+        *,
+        all_of_it: bool = False,
+    ) -> None:
+        """Has pages before `end` stored that are worth it, as far as the writer can take them.
+
+        table, first: as in `fetch`. all_of_it: worth it or not.
+        """
+        worth = end if all_of_it or end * PAGE_TOKENS >= LONG_PREFIX_TOKENS else prefix.reused
+        for index in range(prefix.kept, min(worth, end)):
+            groups = sum(1 << group for group, begin in enumerate(first) if index >= begin)
+            pages = [row[index : index + 1] for row in table]
+            if not self.store.put(prefix.page(ids, index, groups), Copy(self, pages, groups)):
+                return
+            prefix.kept = index + 1
+
+
+@dataclass
+class Copy:
+    """Copies pages out of memory, if the store asks for them."""
+
+    prefixes: StoredPrefixes
+    pages: Sequence[npt.NDArray[np.int32]]  # per group
+    groups: int
+
+    def __call__(self, out: Bytes) -> None:
+        for group, span in enumerate(self.prefixes.store.layout.spans):
+            if self.groups >> group & 1:
+                self.prefixes.runner.read_pages(group, self.pages[group], out[np.newaxis, span])
+
+
+def end_of(index: int) -> int:
+    """Tokens up to the end of a page."""
+    return (index + 1) * PAGE_TOKENS
