@@ -22,15 +22,15 @@ written by the request before it is read, as in any page that somebody else had 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from invar._native import common_ids
+from invar._native import SlabArbiter, common_ids
 from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of, peak_pages
-from invar.engine.pages import PageIds, PagePool, SlabArbiter
+from invar.engine.pages import PageIds, PagePool
 from invar.engine.radix import Match, RadixTree, behind_window
 from invar.engine.radix_node import Node
 
@@ -219,6 +219,12 @@ class KVMemory:
         return slabs <= self.arbiter.total
 
     @property
+    def num_releases(self) -> int:
+        """Counts up whenever pages lose their last user: no room is found before that which was not
+        found then."""
+        return sum(pool.num_releases for pool in self.pools)
+
+    @property
     def usage(self) -> float:
         """Share of the arena that requests use, 0 … 1. What is only cached can be had at once."""
         if not self.arbiter.total:
@@ -231,11 +237,14 @@ class KVMemory:
     ) -> int | None:
         node = self.tree.hold(match, salt)
         slot = self.free_slots.pop()
-        groups = []
+        groups, wanted, needed = [], [], pages_of(tokens)
         for group, (pool, table) in enumerate(zip(self.pools, self.tables, strict=True)):
-            window = pool.group.window
-            first = 0 if window is None else behind_window(match.tokens, window)
+            window, first, end = pool.group.window, 0, needed
+            if window is not None:
+                first = behind_window(match.tokens, window)
+                end = min(needed, first + self._peak_pages(pool.group, tokens))
             groups.append(Held(first, match.pages))
+            wanted.append(end - match.pages)
             if first < match.pages:
                 self.tree.pages_of(node, group, table[slot], first)
                 pool.use(table[slot, first : match.pages])
@@ -248,10 +257,6 @@ class KVMemory:
             caching,
             self.tree.generation,
         )
-        wanted = [
-            min(pages_of(tokens), held.first + self._peak_pages(pool.group, tokens)) - held.end
-            for pool, held in zip(self.pools, groups, strict=True)
-        ]
         if self._make_room(wanted):
             self._take(slot, wanted)
             return slot
@@ -280,22 +285,30 @@ class KVMemory:
     def _make_room(self, wanted: list[int]) -> bool:
         """Mutates: evicts until `wanted` pages per group can be taken. False, and nothing is
         evicted, where what requests use leaves no room for them."""
-        pools = list(zip(self.pools, wanted, strict=True))
-        missing = self._missing_slabs(pools)
-        if missing > 0:
-            unused = self.arbiter.total - sum(pool.num_used_slabs for pool in self.pools)
-            if sum(pool.slabs_needed_at_best(count) for pool, count in pools) > unused:
-                return False
+        missing = self._missing_slabs(wanted)
+        if missing > 0 and not self._could_fit(wanted):
+            return False
         while missing > 0:
-            short = max(min(count, missing * pool.per_slab) for pool, count in pools)
+            pools = zip(self.pools, wanted, strict=True)
+            short = max([min(count, missing * pool.per_slab) for pool, count in pools])
             found = self.tree.evict(short)
             assert found, "what requests leave is not all free"
-            missing = self._missing_slabs(pools)
+            missing = self._missing_slabs(wanted)
         return True
 
-    def _missing_slabs(self, wanted: Iterable[tuple[PagePool, int]]) -> int:
-        """How many more slabs would have to be free before so many pages can be taken."""
-        return sum(pool.slabs_needed(count) for pool, count in wanted) - len(self.arbiter.free)
+    def _missing_slabs(self, wanted: list[int]) -> int:
+        """How many more slabs must be free before so many pages of each group can be taken."""
+        missing = -self.arbiter.num_free
+        for pool, count in zip(self.pools, wanted, strict=True):
+            missing += pool.slabs_needed(count)
+        return missing
+
+    def _could_fit(self, wanted: list[int]) -> bool:
+        """Whether they could be taken were everything evicted that no request uses."""
+        unused = self.arbiter.total
+        for pool, count in zip(self.pools, wanted, strict=True):
+            unused -= pool.num_used_slabs + pool.slabs_needed_at_best(count)
+        return unused >= 0
 
     def _take(self, slot: int, wanted: list[int]) -> None:
         groups = zip(self.pools, self.held[slot].groups, wanted, strict=True)
@@ -350,7 +363,7 @@ class KVMemory:
         """Raises AssertionError unless free + cached + held = total, no page is in two places, and
         tables and tree say the same."""
         held_slabs = [slab for pool in self.pools for slab in pool.held_slabs()]
-        slabs = sorted(self.arbiter.free + held_slabs)
+        slabs = sorted(self.arbiter.free_slabs() + held_slabs)
         assert slabs == list(range(self.arbiter.total)), f"slabs lost or doubled: {slabs}"
         slots = sorted([*self.free_slots, *self.held])
         assert slots == list(range(len(self.tables[0]))), f"slots lost or doubled: {slots}"

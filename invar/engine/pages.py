@@ -20,62 +20,34 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from invar._native import PageCounts
+from invar._native import PageCounts, SlabArbiter
 from invar.backends.runner import GroupMemory
 
 PageIds = npt.NDArray[np.int32]
 
 
-class SlabArbiter:
-    """Who owns which slab: a slab is free here or held by exactly one pool."""
-
-    def __init__(self, slabs: int) -> None:
-        self.total = slabs
-        self.free = list(range(slabs - 1, -1, -1))
-
-    def take(self, count: int) -> list[int]:
-        """Mutates. The caller has seen that so many are free."""
-        first = len(self.free) - count
-        taken = self.free[first:]
-        del self.free[first:]
-        return taken
-
-    def give_back(self, slabs: list[int]) -> None:
-        self.free += slabs
-
-
 class PagePool(PageCounts):
-    """The pages of one cache group. Page ids in a call are distinct, and int32.
+    """The pages of one cache group.
 
-    What is counted for a page is counted by the base class: `use` adds a user, `drop` takes one
-    away. Each raises ValueError for a page whose state forbids the call.
+    Page ids in a call are distinct, and int32 arrays. All calls mutate:
+
+    - ``take(pages)`` fills an array with pages that have one user. The caller has seen that the
+      arbiter has ``slabs_needed(len(pages))`` slabs. Pages of held slabs go first, so that the
+      group holds no more slabs than its peak needs; low ones first, so that the high slabs empty
+      and go back.
+    - ``use(pages)``: one more request names them.
+    - ``drop(pages)``: a request no longer names them. Those without users are the tree's, or must
+      be given back.
+    - ``give_back(pages)``: pages without users are free, and slabs that became whole belong to the
+      arbiter.
+
+    Each raises ValueError for a page whose state forbids it.
     """
 
     def __init__(self, group: GroupMemory, arbiter: SlabArbiter) -> None:
-        super().__init__(arbiter.total, group.pages_per_slab)
+        super().__init__(arbiter, group.pages_per_slab)
         self.group = group
-        self.arbiter = arbiter
         self.per_slab = group.pages_per_slab
-
-    def take(self, pages: PageIds) -> None:
-        """Mutates: fills `pages` with pages that have one user. The caller has seen that the
-        arbiter has `slabs_needed(len(pages))` slabs.
-
-        Pages of held slabs go first, so that the group holds no more slabs than its peak needs;
-        low ones first, so that the high slabs empty and go back.
-        """
-        for slab in self.arbiter.take(self.slabs_needed(len(pages))):
-            self.open(slab)
-        super().take(pages)
-
-    def give_back(self, pages: PageIds) -> list[int]:
-        """Mutates: pages without users are free, and slabs that became whole belong to the arbiter.
-
-        Returns these slabs.
-        """
-        whole = super().give_back(pages)
-        self.arbiter.give_back(whole)
-        return whole
 
     # ------------------------------------------------------------------------------------ tests
 

@@ -168,18 +168,21 @@ class RadixTree:
         """Mutates: whole pages of ids that follow `node`, which the caller holds; the hold moves to
         the node that is returned.
 
-        runs: per group the caller's page for each. Returned beside the node: None where the tree
-        had none of these ids; else per group the page for each that is the tree's now.
+        runs: per group the caller's page for each; the arrays may become the tree's. Returned
+        beside the node: None where the tree had none of these ids; else per group the page for each
+        that is the tree's now.
         """
         kept: list[PageIds] | None = None
         position, total = 0, len(runs[0])
         while position < total:
-            child = self._child(node, data, position * PAGE_TOKENS)
-            if child is None:
+            page = data[position * PAGE_BYTES : (position + 1) * PAGE_BYTES]
+            index = bisect_left(node.keys, page)
+            if index == len(node.keys) or node.keys[index] != page:
                 rest = [run[position:] for run in runs]
-                child = self._append(node, data[position * PAGE_BYTES :], rest)
+                child = self._append(node, index, data[position * PAGE_BYTES :], rest)
                 stop = total
             else:
+                child = self._begun(node.children[index], data, position * PAGE_TOKENS)
                 stop = position + child.num_pages
                 kept = kept or [run.copy() for run in runs]
                 self._exchange(child, [run[position:stop] for run in kept])
@@ -203,31 +206,30 @@ class RadixTree:
 
         Per group one page. False where the tree has these ids already: then the page is not taken.
         """
-        found = node.nearest(data, 0)
+        found = node.nearest(data, 0) if node.children else None
         if found is not None and found[1] == len(data) // ID_BYTES:
             self._touch(found[0])
             return False
-        self._drop_prefix_of(node, data)
-        self._touch(self._append(node, data, pages))
+        own = [page.copy() for page in pages]
+        self._touch(self._append(node, bisect_left(node.keys, data), data, own))
         return True
 
-    def _child(self, node: Node, data: bytes, position: int) -> Node | None:
-        """The child with the page at id `position`, cut where it leaves what follows."""
-        page = data[position * ID_BYTES : position * ID_BYTES + PAGE_BYTES]
-        index = bisect_left(node.keys, page)
-        if index == len(node.keys) or node.keys[index] != page:
-            self._drop_prefix_of(node, page)
-            return None
-        child = node.children[index]
+    def _begun(self, child: Node, data: bytes, position: int) -> Node:
+        """A child that begins with the page at id `position`, cut where it leaves what follows."""
         whole = common_ids(child.key, data, position) // PAGE_TOKENS
         return child if whole == child.num_pages else self._split(child, whole)
 
-    def _append(self, node: Node, data: bytes, pages: Sequence[PageIds]) -> Node:
-        """A leaf that only the caller holds grows; any other node gets a child."""
+    def _append(self, node: Node, index: int, data: bytes, pages: list[PageIds]) -> Node:
+        """A leaf that only the caller holds grows; any other node gets a child, to stand at `index`
+        among the others, whose own the arrays of pages are from now on."""
         self.num_tokens += len(data) // ID_BYTES
+        if index and data.startswith(node.keys[index - 1]):
+            # A partly filled page that a fuller one begins with is of no more use.
+            index -= 1
+            self._trim(node.children[index], 1)
         if node.children or node.holders > 1 or node.parent is None:
-            child = self._new(node, node.end, data, [run.copy() for run in pages])
-            node.put(child)
+            child = self._new(node, node.end, data, pages)
+            node.put(index, child)
             node = child
             self._settle(node)
         else:
@@ -236,12 +238,6 @@ class RadixTree:
             node.pages = [np.concatenate((old, new)) for old, new in both]
         self._widen(node)
         return node
-
-    def _drop_prefix_of(self, node: Node, page: bytes) -> None:
-        """A partly filled page that a fuller one begins with is of no more use."""
-        index = bisect_left(node.keys, page)
-        if index and page.startswith(node.keys[index - 1]):
-            self._trim(node.children[index - 1], 1)
 
     def _split(self, node: Node, pages: int) -> Node:
         """Cuts a node's first `pages` pages off as its new parent, which is returned."""
@@ -258,7 +254,7 @@ class RadixTree:
         node.key = node.key[pages * PAGE_BYTES :]
         node.pages = [p[pages:] for p in node.pages]
         node.first = [max(0, first - pages) for first in node.first]
-        upper.put(node)
+        upper.put(0, node)
         self._widen(upper)
         return upper
 
@@ -329,20 +325,20 @@ class RadixTree:
     def _trim(self, node: Node, count: int) -> None:
         """Gives a leaf's last `count` pages back; one without pages leaves the tree."""
         left = node.num_pages - count
-        self.num_tokens -= len(node.key) // ID_BYTES
         for group, pages in enumerate(node.pages):
             self.free(group, pages[max(left, node.first[group]) :])
-        parent = node.parent
-        assert parent is not None
-        if not left:
+        key = node.key[: left * PAGE_BYTES]
+        self.num_tokens -= (len(node.key) - len(key)) // ID_BYTES
+        if left:
+            node.key = key
+            node.pages = [pages[:left] for pages in node.pages]
+            node.first = [min(first, left) for first in node.first]
+        else:
+            parent = node.parent
+            assert parent is not None
             parent.remove(node)
-            node.parent = None
+            node.parent, node.key = None, b""
             self.wide.pop(node, None)
-        node.key = node.key[: left * PAGE_BYTES]
-        node.pages = [pages[:left] for pages in node.pages]
-        node.first = [min(first, left) for first in node.first]
-        self.num_tokens += len(node.key) // ID_BYTES
-        if not left:
             self._settle(parent)
 
     def _widen(self, node: Node) -> None:

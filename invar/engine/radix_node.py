@@ -69,20 +69,22 @@ class Node:
     def nearest(self, data: bytes, position: int) -> tuple[Node, int] | None:
         """The child that has most ids in common with what begins at id `position`, and how many
         they are; None where no child has any."""
-        page = data[position * ID_BYTES : position * ID_BYTES + PAGE_BYTES]
-        index = bisect_left(self.keys, page)
-        if index < len(self.keys) and self.keys[index] == page:
+        keys, at = self.keys, position * ID_BYTES
+        page = data[at : at + PAGE_BYTES]
+        index = bisect_left(keys, page)
+        if index < len(keys) and keys[index] == page:
             child = self.children[index]
             return child, common_ids(child.key, data, position)
-        best, most = None, 0
-        for beside in range(max(0, index - 1), min(index + 1, len(self.keys))):
-            child, common = self.children[beside], common_ids(self.keys[beside], page)
-            if common > most:
-                best, most = child, common
+        best, most, first = None, 0, page[:ID_BYTES]
+        for beside in (index - 1, index):
+            if first and 0 <= beside < len(keys) and keys[beside].startswith(first):
+                common = common_ids(keys[beside], page)
+                if common > most:
+                    best, most = self.children[beside], common
         return (best, most) if best is not None else None
 
-    def put(self, child: Node) -> None:
-        index = self.index(child)
+    def put(self, index: int, child: Node) -> None:
+        """A child whose first page stands at `index` among the others'."""
         self.keys.insert(index, child.first_page)
         self.children.insert(index, child)
 

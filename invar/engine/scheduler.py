@@ -6,6 +6,7 @@ one, takes pages from the last ones until it has its own, and fits alone (checke
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections.abc import Iterator
 from typing import Protocol
@@ -73,6 +74,8 @@ class Scheduler:
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.last_victim: RequestState | None = None
+        # The request that found no room, and how many releases of pages there had been.
+        self.found_no_room: tuple[RequestState, int] | None = None
         self.num_preemptions = 0
         self.num_queried_tokens = 0  # of prompts, looked up in the cache
         self.num_reused_tokens = 0  # of them, found
@@ -86,15 +89,18 @@ class Scheduler:
 
         # Running requests first. Those that decode need one row each and come before prompts in
         # progress, so that nobody's next token waits on a stranger's prompt.
-        for state in sorted(self.running, key=lambda state: state.num_remaining > 1):
+        reading = [state for state in self.running if state.num_remaining > 1]
+        decoding = [state for state in self.running if state.num_remaining == 1]
+        for state in itertools.chain(decoding, reading):
             if state.slot is not None:  # not preempted by one before it
                 self._extend(state, plan)
 
         # Then waiting ones in order, never around the first: what it needs becomes free in the end.
         # Not beside a preemption, whose victim would come straight back, unless nothing else runs.
-        while self._can_admit(plan) and self._admit(self.waiting[0]):
+        while self._can_admit(plan) and self._admit(self.waiting[0], reading):
             state = self.waiting.pop(0)
             insort(self.running, state, key=self.policy.key)
+            reading.append(state)
             self._extend(state, plan)
         return list(plan.chunks.values())
 
@@ -141,9 +147,15 @@ class Scheduler:
             self.waiting[0].needs_all_memory or self.running[0].needs_all_memory
         )
 
-    def _admit(self, state: RequestState) -> bool:
-        """Gives a waiting request its slot, with what is computed of it already."""
-        if self._prefix_is_coming(state):
+    def _admit(self, state: RequestState, reading: list[RequestState]) -> bool:
+        """Gives a waiting request its slot, with what is computed of it already.
+
+        One that found no room is not tried again before somebody gives up pages: looking costs a
+        match of its prompt.
+        """
+        if self.running and self.found_no_room == (state, self.memory.num_releases):
+            return False
+        if self._prefix_is_coming(state, reading):
             return False
         opened = self.memory.open(
             state.token_ids,
@@ -153,6 +165,7 @@ class Scheduler:
             alone=state.needs_all_memory,
         )
         if opened is None:
+            self.found_no_room = (state, self.memory.num_releases)
             return False
         state.slot, state.num_computed_tokens = opened
         if state.num_cached_tokens is None:
@@ -166,15 +179,17 @@ class Scheduler:
             self.num_queried_tokens += state.num_prompt_tokens
             self.num_reused_tokens += state.num_cached_tokens
 
-    def _prefix_is_coming(self, state: RequestState) -> bool:
-        """Whether a running request that comes before this one is about to compute a page of it or
-        more: then it waits for that. (Less is computed twice rather than waited for.)"""
+    def _prefix_is_coming(self, state: RequestState, reading: list[RequestState]) -> bool:
+        """Whether one of the prompts in progress that comes before this request is about to compute
+        a page of it or more: then it waits for that. (Less is computed twice rather than waited
+        for.)"""
         if not self.memory.caching:
             return False
         ids = state.token_ids[: state.num_reusable]
-        for other in self.running:
+        for other in reading:
             if (
-                other.num_remaining < PAGE_TOKENS
+                other.slot is None
+                or other.num_remaining < PAGE_TOKENS
                 or other.request.cache_salt != state.request.cache_salt
                 or self.policy.key(other) > self.policy.key(state)
             ):

@@ -40,11 +40,18 @@ int64_t common_ids(nb::handle left, nb::handle right, int64_t start) {
 }  // namespace
 
 void bind_engine(nb::module_& module) {
+  nb::class_<SlabArbiter>(module, "SlabArbiter")
+      .def(nb::init<int64_t>(), nb::arg("slabs"))
+      .def_prop_ro("total", &SlabArbiter::total)
+      .def_prop_ro("num_free", &SlabArbiter::num_free)
+      .def("free_slabs", &SlabArbiter::free_slabs)
+      .def("take", &SlabArbiter::take)
+      .def("give_back", &SlabArbiter::give_back, nb::arg("slab"));
   nb::class_<PageCounts>(module, "PageCounts")
-      .def(nb::init<int64_t, int64_t>(), nb::arg("slabs"), nb::arg("pages_per_slab"))
+      .def(nb::init<SlabArbiter&, int64_t>(), nb::arg("arbiter"), nb::arg("pages_per_slab"),
+           nb::keep_alive<1, 2>())
       .def("slabs_needed", &PageCounts::slabs_needed, nb::arg("pages"))
       .def("slabs_needed_at_best", &PageCounts::slabs_needed_at_best, nb::arg("pages"))
-      .def("open", &PageCounts::open, nb::arg("slab"))
       .def(
           "take",
           [](PageCounts& counts, nb::handle pages) {
@@ -68,6 +75,7 @@ void bind_engine(nb::module_& module) {
             return counts.leading_unused(page_ids(pages));
           },
           nb::arg("pages"))
+      .def_prop_ro("num_releases", &PageCounts::num_releases)
       .def_prop_ro("num_used", &PageCounts::num_used)
       .def_prop_ro("num_used_slabs", &PageCounts::num_used_slabs)
       .def_prop_ro("num_free", &PageCounts::num_free)

@@ -18,10 +18,23 @@ int64_t slabs_for(int64_t pages, int64_t per_slab) {
 
 }  // namespace
 
-PageCounts::PageCounts(int64_t slabs, int64_t pages_per_slab) : per_slab_(pages_per_slab) {
-  if (slabs < 0 || pages_per_slab < 1) throw std::invalid_argument("slabs without pages");
-  slabs_.resize(slabs);
-  users_.resize(slabs * per_slab_);
+SlabArbiter::SlabArbiter(int64_t slabs) : total_(slabs) {
+  if (slabs < 0) throw std::invalid_argument("slabs: less than none");
+  for (int64_t slab = slabs - 1; slab >= 0; --slab) free_.push_back(static_cast<int32_t>(slab));
+}
+
+int32_t SlabArbiter::take() {
+  if (free_.empty()) throw std::invalid_argument("no slab is free");
+  const int32_t slab = free_.back();
+  free_.pop_back();
+  return slab;
+}
+
+PageCounts::PageCounts(SlabArbiter& arbiter, int64_t pages_per_slab)
+    : arbiter_(arbiter), per_slab_(pages_per_slab) {
+  if (pages_per_slab < 1) throw std::invalid_argument("pages_per_slab: less than one");
+  slabs_.resize(arbiter.total());
+  users_.resize(arbiter.total() * per_slab_);
   free_.resize((users_.size() + 63) / 64);
 }
 
@@ -33,21 +46,14 @@ int64_t PageCounts::slabs_needed_at_best(int64_t pages) const {
   return slabs_for(pages - (num_used_slabs_ * per_slab_ - num_used_), per_slab_);
 }
 
-void PageCounts::open(int64_t slab) {
-  if (slab < 0 || slab >= static_cast<int64_t>(slabs_.size()) || slabs_[slab].held) {
-    throw std::invalid_argument("slab " + std::to_string(slab) + ": unknown, or held already");
-  }
-  slabs_[slab].held = true;
-  for (int64_t page = slab * per_slab_; page < (slab + 1) * per_slab_; ++page) {
-    mark(static_cast<int32_t>(page), true);
-  }
-}
-
 void PageCounts::take(std::span<int32_t> pages) {
-  if (static_cast<int64_t>(pages.size()) > num_free_) {
-    throw std::invalid_argument(std::to_string(pages.size()) + " pages wanted, " +
-                                std::to_string(num_free_) + " are free");
+  const int64_t slabs = slabs_needed(static_cast<int64_t>(pages.size()));
+  if (slabs > arbiter_.num_free()) {
+    throw std::invalid_argument(std::to_string(pages.size()) + " pages need " +
+                                std::to_string(slabs) + " slabs, " +
+                                std::to_string(arbiter_.num_free()) + " are free");
   }
+  for (int64_t i = 0; i < slabs; ++i) open(arbiter_.take());
   size_t word = first_free_word_;
   for (int32_t& page : pages) {
     while (!free_[word]) ++word;
@@ -70,26 +76,19 @@ void PageCounts::drop(std::span<const int32_t> pages) {
     if (!users_[checked(page)]) refuse(page, "dropped, but has no user");
     if (--users_[page]) continue;
     --num_used_;
+    ++num_releases_;
     if (!--slab_of(page).used) --num_used_slabs_;
   }
 }
 
-std::vector<int32_t> PageCounts::give_back(std::span<const int32_t> pages) {
-  std::vector<int32_t> whole;
+void PageCounts::give_back(std::span<const int32_t> pages) {
   for (int32_t page : pages) {
     Slab& slab = slab_of(checked(page));
     if (!slab.held || is_free(page)) refuse(page, "given back, but free");
     if (users_[page]) refuse(page, "given back, but in use");
     mark(page, true);
-    if (slab.free < per_slab_) continue;
-    const int32_t index = static_cast<int32_t>(page / per_slab_);
-    for (int64_t other = index * per_slab_; other < (index + 1) * per_slab_; ++other) {
-      mark(static_cast<int32_t>(other), false);
-    }
-    slab.held = false;
-    whole.push_back(index);
+    if (slab.free == per_slab_) close(static_cast<int32_t>(page / per_slab_));
   }
-  return whole;
 }
 
 int64_t PageCounts::leading_unused(std::span<const int32_t> pages) const {
@@ -116,6 +115,17 @@ std::vector<int32_t> PageCounts::held_slabs() const {
 int32_t PageCounts::checked(int32_t page) const {
   if (page < 0 || page >= static_cast<int32_t>(users_.size())) refuse(page, "does not exist");
   return page;
+}
+
+void PageCounts::open(int32_t slab) {
+  slabs_[slab].held = true;
+  for (int64_t i = 0; i < per_slab_; ++i) mark(static_cast<int32_t>(slab * per_slab_ + i), true);
+}
+
+void PageCounts::close(int32_t slab) {
+  slabs_[slab].held = false;
+  for (int64_t i = 0; i < per_slab_; ++i) mark(static_cast<int32_t>(slab * per_slab_ + i), false);
+  arbiter_.give_back(slab);
 }
 
 void PageCounts::mark(int32_t page, bool free) {

@@ -94,8 +94,8 @@ def test_what_is_no_array_of_pages_is_refused() -> None:
     for wrong in ([1, 2], np.zeros(2, np.int64), np.zeros((2, 2), np.int32)):
         with pytest.raises(ValueError, match="pages: expected a contiguous int32 array"):
             pool.use(wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="slab 10: unknown"):
-        pool.open(10)
+    with pytest.raises(ValueError, match="101 pages need 11 slabs, 10 are free"):
+        pool.take(np.empty(101, np.int32))
 
 
 @given(common=st.integers(0, 200), left=st.integers(0, 3), right=st.integers(0, 3))

@@ -133,7 +133,7 @@ def test_without_caching_nothing_is_kept() -> None:
         assert turn(client, request(name, words(1, 100), 5)) == 0
     stats = client.engine.stats()
     assert (stats.cache_tokens, stats.cache_queries, stats.cache_hits) == (0, 0, 0)
-    assert len(client.engine.memory.arbiter.free) == 64
+    assert client.engine.memory.arbiter.num_free == 64
 
 
 def test_a_request_may_refuse_to_read() -> None:
@@ -168,7 +168,7 @@ def test_reset_forgets_and_harms_nobody() -> None:
     client.drain()
     check(client, INFO, running)
     client.engine.reset_prefix_cache()
-    assert len(client.engine.memory.arbiter.free) == 64
+    assert client.engine.memory.arbiter.num_free == 64
     assert not client.engine.memory.tree.roots
 
 
@@ -353,7 +353,7 @@ def test_what_is_computed_twice_is_kept_once() -> None:
     for _ in range(3):
         through(kv, words(1, 100), reads=False)
     assert kv.tree.num_tokens == 100
-    assert len(kv.arbiter.free) == 16 - 2 * 4
+    assert kv.arbiter.num_free == 16 - 2 * 4
 
 
 # -------------------------------------------------------------------------------------- windows

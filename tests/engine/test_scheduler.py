@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.helpers import Client, make_engine, request, run
-from engine.scripted_runner import Rules, lone_answer, runner_info
+from engine.scripted_runner import HashRunner, Rules, lone_answer, runner_info
 from invar.backends.runner import RunnerInfo
+from invar.engine.engine import Engine
 from invar.engine.request import EngineRequest
 
 
@@ -139,7 +141,7 @@ def test_a_victim_whose_row_was_planned_does_not_run() -> None:
         preemptions = engine.stats().preemptions
         stolen = np.empty(0, np.int32)
         if engine.steps > 2 and engine.scheduler.running[0].num_remaining > 1:
-            stolen = np.empty(len(engine.memory.arbiter.free), np.int32)
+            stolen = np.empty(engine.memory.arbiter.num_free, np.int32)
             pool.take(stolen)  # by strangers
         outputs = engine.step()
         pool.drop(stolen)
@@ -152,6 +154,50 @@ def test_a_victim_whose_row_was_planned_does_not_run() -> None:
         engine.check_integrity()
     assert planned
     assert client.answers == {one.id: lone_answer(info, Rules(), one) for one in (old, young)}
+
+
+def test_who_found_no_room_is_not_looked_up_before_somebody_gives_up_pages() -> None:
+    info = runner_info(slabs=10, max_tokens_per_step=64)
+    engine = make_engine(info)
+    client = Client(engine)
+    client.add(request("running", 150, 40), request("large", 200, 5))
+    opened = 0
+    open_slot = engine.memory.open
+
+    def watched(*args: Any, **options: Any) -> tuple[int, int] | None:
+        nonlocal opened
+        opened += 1
+        return open_slot(*args, **options)
+
+    engine.memory.open = watched  # type: ignore[method-assign]
+    while not client.answers.get("running") or len(client.answers["running"].token_ids) < 39:
+        client.step()
+    assert opened == 2
+    client.drain()
+    assert client.answers["large"].finish_reason == "length"
+
+
+def test_a_thousand_live_sequences() -> None:
+    info = runner_info(slabs=4000, max_sequences=1000, max_tokens_per_step=4000, max_model_len=128)
+    engine = Engine(HashRunner(info))
+    requests = [request(f"r{i}", 33 + i % 7, 12) for i in range(1000)]
+    for one in requests:
+        engine.add_request(one)
+    answers: dict[str, list[int]] = {one.id: [] for one in requests}
+    seconds = []
+    while engine.has_unfinished:
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+        if len(engine.scheduler.running) == 1000:
+            start = time.perf_counter()
+            chunks = engine.scheduler.schedule()
+            seconds.append(time.perf_counter() - start)
+            assert len(chunks) == 1000
+    engine.check_integrity()
+    # 3 µs a sequence; one that looked at all others would take ten times as long.
+    assert min(seconds) < 0.03
+    for one in requests[::50]:
+        assert answers[one.id] == lone_answer(info, Rules(), one).token_ids
 
 
 def test_a_prompt_preempted_half_way_is_scored_once() -> None:

@@ -66,7 +66,7 @@ class Program:
         self.engine.reset_prefix_cache()
         self.engine.check_integrity()
         memory = self.engine.memory
-        assert len(memory.arbiter.free) == memory.arbiter.total
+        assert memory.arbiter.num_free == memory.arbiter.total
         assert not memory.tree.roots
 
     def submit(self) -> None:
