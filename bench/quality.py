@@ -1,12 +1,13 @@
-"""What packed weights and 8-bit activations cost in quality: perplexity and KL divergence.
+"""What packed weights, 8-bit activations and stored K and V cost: perplexity and KL divergence.
 
     python bench/quality.py MODEL.gguf [--kl] [--llama-cpp] [--tokens 20000] [--json]
+        [--kv-cache-dtype bf16,fp16,int8]
 
 The reference is the same weights dequantised to float32, which are multiplied with float32
-activations. A fixed text runs through both in windows of 512 tokens. Perplexity counts every token
-of a window but the first. `--kl` adds KL(float32 || model) of the next-token distributions, over
-the second half of each window, as llama.cpp's `llama-perplexity` has it; `--llama-cpp` runs that on
-the same files, text and windows.
+activations, with K and V in fp16, the finest format. A fixed text runs through both in windows of
+512 tokens. Perplexity counts every token of a window but the first. `--kl` adds
+KL(float32 || model) of the next-token distributions, over the second half of each window, as
+llama.cpp's `llama-perplexity` has it; `--llama-cpp` runs that on the same files, text and windows.
 
 The text: chapters 1 to 9 of Herman Melville, Moby-Dick (1851, public domain), 24,399 tokens of
 SmolLM2 and 23,426 of Gemma 3.
@@ -19,7 +20,8 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import llama_cpp
@@ -55,10 +57,14 @@ def dequantised(model: Path, target: Path) -> Path:
     return target
 
 
-def load(path: Path) -> LoadedModel:
+def load(path: Path, kv_cache_dtype: str) -> LoadedModel:
     return load_engine(
         EngineConfig(
-            model=str(path), max_model_len=WINDOW + 1, max_num_seqs=1, max_num_batched_tokens=STEP
+            model=str(path),
+            max_model_len=WINDOW + 1,
+            max_num_seqs=1,
+            max_num_batched_tokens=STEP,
+            kv_cache_dtype=kv_cache_dtype,
         )
     )
 
@@ -97,18 +103,33 @@ def run(
     return scored, logits - np.log(total).astype(np.float32)
 
 
+@dataclass
+class Scores:
+    """Of one model, window by window."""
+
+    pairs: list[tuple[npt.NDArray[np.float64], ...]] = field(default_factory=list)
+    divergences: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    same: list[npt.NDArray[np.bool_]] = field(default_factory=list)
+
+
 def measure(
-    model: LoadedModel, reference: LoadedModel, text: str, tokens: int, kl: bool
-) -> dict[str, float]:
-    scores, divergences, same = [], [], []
-    for window in windows(model, text, tokens):
-        score, ours = run(model, window, kl)
+    models: Mapping[str, LoadedModel], reference: LoadedModel, text: str, tokens: int, kl: bool
+) -> dict[str, dict[str, float]]:
+    """Of each model by its name; the reference reads the text once."""
+    found = {name: Scores() for name in models}
+    for window in windows(reference, text, tokens):
         exact_score, exact = run(reference, window, kl)
-        scores.append((score, exact_score))
-        if ours is not None and exact is not None:
-            divergences.append((np.exp(exact) * (exact - ours)).sum(axis=1))
-            same.append(ours.argmax(axis=1) == exact.argmax(axis=1))
-    scored = np.array(scores)  # [windows, 2, 511]
+        for name, scores in found.items():
+            score, ours = run(models[name], window, kl)
+            scores.pairs.append((score, exact_score))
+            if ours is not None and exact is not None:
+                scores.divergences.append((np.exp(exact) * (exact - ours)).sum(axis=1))
+                scores.same.append(ours.argmax(axis=1) == exact.argmax(axis=1))
+    return {name: summary(scores) for name, scores in found.items()}
+
+
+def summary(scores: Scores) -> dict[str, float]:
+    scored = np.array(scores.pairs)  # [windows, 2, 511]
     perplexity, exact_perplexity = np.exp(-scored.mean(axis=(0, 2)))
     report = {
         "tokens": scored[:, 0].size,
@@ -116,11 +137,11 @@ def measure(
         "perplexity_float32": float(exact_perplexity),
         "perplexity_ratio": float(perplexity / exact_perplexity),
     }
-    if kl:
-        divergence = np.concatenate(divergences)
+    if scores.divergences:
+        divergence = np.concatenate(scores.divergences)
         report["kl_mean"] = float(divergence.mean())
         report["kl_99"] = float(np.quantile(divergence, 0.99))
-        report["same_top"] = float(np.concatenate(same).mean())
+        report["same_top"] = float(np.concatenate(scores.same).mean())
     return report
 
 
@@ -155,6 +176,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=20_000, help="at least; whole windows")
     parser.add_argument("--kl", action="store_true", help="the divergence too")
+    parser.add_argument(
+        "--kv-cache-dtype", metavar="NAME,…", default="bf16", help="each of these formats"
+    )
     parser.add_argument("--llama-cpp", action="store_true", help="llama-perplexity beside it")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -162,11 +186,16 @@ def main() -> None:
     arguments = parser.parse_args()
     scratch = arguments.scratch or llama_cpp.cache_folder().parent.parent / "float32"
     copy = dequantised(arguments.model, scratch / f"{arguments.model.stem}.f32.gguf")
-    model, reference = load(arguments.model), load(copy)
+    reference = load(copy, "fp16")
+    formats = arguments.kv_cache_dtype.split(",")
+    models = {
+        "invar" if name == "bf16" else f"invar {name}": load(arguments.model, name)
+        for name in formats
+    }
     text = TEXT.read_text(encoding="utf-8")
-    report = {"invar": measure(model, reference, text, arguments.tokens, arguments.kl)}
-    model.close()
-    reference.close()
+    report = measure(models, reference, text, arguments.tokens, arguments.kl)
+    for model in (reference, *models.values()):
+        model.close()
     if arguments.llama_cpp:
         report["llama.cpp"] = llama_cpp_quality(arguments.model, copy, arguments.threads)
     if arguments.json:

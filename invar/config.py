@@ -31,11 +31,22 @@ POLICIES = ("fcfs", "priority")
 
 NOTICE = "%s=%r has nothing to do here: %s"  # its arguments stay apart: the CLI says the flag typed
 
+# kv_cache_dtype, in the peers' words and our own → the format in which K and V are stored.
+KV_FORMATS: Mapping[str, str] = {
+    "auto": "bf16",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "int8": "int8",
+    "int8_per_token_head": "int8",
+}
+
 # Values that the options with a choice may have; None is "not given" where it is the default.
 CHOICES: Mapping[str, tuple[Any, ...]] = {
     "scheduling_policy": POLICIES,
     "dtype": ("auto", "bfloat16", "float16", "float32", "half", "float"),
-    "kv_cache_dtype": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    "kv_cache_dtype": tuple(KV_FORMATS),
     "enable_chunked_prefill": (None, True, False),
     "enable_prefix_caching": (None, True, False),
     "enforce_eager": (True, False),
@@ -107,6 +118,11 @@ class EngineConfig:
     def memory_fraction(self) -> float:
         """Share of the available memory for weights and KV together."""
         return self.gpu_memory_utilization or DEFAULT_MEMORY_FRACTION
+
+    @property
+    def kv_format(self) -> str:
+        """Of K and V between steps: bf16, fp16 or int8 (codes, a scale per token and head)."""
+        return KV_FORMATS[self.kv_cache_dtype]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ INERT_FIELDS: Reasons = {
         (None, True),
         "long prompts always go in chunks; answers do not depend on it",
     ),
-    "kv_cache_dtype": (("auto", "bfloat16"), "KV stays bfloat16"),
     "swap_space": ((None, 0), "preempted requests are recomputed, not swapped"),
 }
 
@@ -49,7 +48,7 @@ INERT: Reasons = {
     "attention_backend": ((None,), "there is one attention kernel per instruction set"),
     "attention_config": ((None,), "there is one attention kernel per instruction set"),
     "block_size": ((None, 32), "the backend's pages hold 32 tokens"),
-    "calculate_kv_scales": ((None, False), "KV stays bfloat16, which needs no scales"),
+    "calculate_kv_scales": ((None, False), "int8 KV takes its scales from each token"),
     "code_revision": ((None,), "no code of a model is run"),
     "collect_detailed_traces": ((None,), METRICS),
     "compilation_config": ((None, 0), "there is nothing to compile"),

@@ -38,6 +38,7 @@ class Rule:
     takes: Takes = Takes.VALUE
     option: str | None = None  # ours; a value goes with it
     prefix: str = ""  # put before the value
+    values: Mapping[str, str] | None = None  # those that mean something here → ours
     engine: str | None = None  # name of an engine option, as invar.config knows it
     engine_value: object = None  # of a spelling without a value
     notice: str | None = None
@@ -46,8 +47,14 @@ class Rule:
     commands: tuple[str, ...] = BOTH
 
 
-def means(option: str, *spellings: str, prefix: str = "", commands: tuple[str, ...] = BOTH) -> Rule:
-    return Rule(spellings, Takes.VALUE, option=option, prefix=prefix, commands=commands)
+def means(
+    option: str,
+    *spellings: str,
+    prefix: str = "",
+    values: Mapping[str, str] | None = None,
+    commands: tuple[str, ...] = BOTH,
+) -> Rule:
+    return Rule(spellings, option=option, prefix=prefix, values=values, commands=commands)
 
 
 def switches(option: str, *spellings: str, commands: tuple[str, ...] = BOTH) -> Rule:
@@ -88,6 +95,7 @@ TERMINAL = "the terminal needs no such setting here"
 LATER = "it comes with a later version"
 TLS = "put a proxy in front for TLS"
 PER_REQUEST = "each request asks for it itself"
+KV_TYPES = {"bf16": "bf16", "f16": "fp16", "q8_0": "int8"}  # K and V of a model are stored alike
 NO_TEXT_LOGGED = "prompts and answers stay out of logs"
 
 VLLM: tuple[Rule, ...] = (
@@ -97,7 +105,6 @@ VLLM: tuple[Rule, ...] = (
     turns("enable_expert_parallel", True, "--enable-expert-parallel", "-ep"),
     sets("dtype", "--dtype"),
     sets("quantization", "--quantization", "-q"),
-    sets("kv_cache_dtype", "--kv-cache-dtype"),
     sets("swap_space", "--swap-space"),
     sets("optimization_level", "-O", "--optimization-level"),
     turns("optimization_level", 0, "-O0"),
@@ -211,8 +218,7 @@ LLAMA_CPP: tuple[Rule, ...] = (
     inert("batching is always continuous", "-nocb", "--no-cont-batching", takes=Takes.NOTHING),
     inert("one budget of tokens a step serves both", "-ub", "--ubatch-size"),
     inert("one pool of threads serves both", "-tb", "--threads-batch", "--threads-http"),
-    inert("KV stays bfloat16", "-ctk", "--cache-type-k", neutral=("bf16",)),
-    inert("KV stays bfloat16", "-ctv", "--cache-type-v", neutral=("bf16",)),
+    means("--kv-cache-dtype", "-ctk", "--cache-type-k", "-ctv", "--cache-type-v", values=KV_TYPES),
     inert(IN_MEMORY, "--mlock", "--no-mmap", "--mmap", "--no-repack", takes=Takes.NOTHING),
     inert(IN_MEMORY, "-lm", "--load-mode", "--numa", "--fit", "--fit-target", "--fit-ctx"),
     inert("files are always checked", "--check-tensors", takes=Takes.NOTHING),

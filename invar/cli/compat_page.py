@@ -41,7 +41,8 @@ def row(rule: Rule) -> str:
 def outcome(rule: Rule) -> str:
     if rule.option is not None:
         value = f" `{rule.prefix}…`" if rule.prefix else ""
-        return f"`{rule.option}`{value}"
+        pairs = (f"`{theirs}` → `{ours}`" for theirs, ours in (rule.values or {}).items())
+        return f"`{rule.option}`{value}" + (f" ({', '.join(pairs)})" if rule.values else "")
     if rule.engine is not None:
         if rule.engine in INERT:
             return "one notice: " + reason(*INERT[rule.engine])

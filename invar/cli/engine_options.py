@@ -30,6 +30,7 @@ def engine_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
         ),
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
+        "kv_cache_dtype": args.kv_cache_dtype,
         "tokenizer": args.tokenizer,
         "chat_template": args.chat_template and template_text(args.chat_template),
     }

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from invar.cli.engine_options import chosen_model
-from invar.cli.parser import CommandParser
+from invar.cli.parser import CommandParser, add_kv_format
 from invar.cli.tables import size_text, table
 
 if TYPE_CHECKING:
     from invar.weights.gguf import GGUFFile
 
-KV_BYTES = 2  # an element of K or V in bfloat16
 KV_LENGTHS = (512, 2048, 8192, 32768, 131072)
 LONGEST_VALUE = 100  # characters of a metadata value in the table
 
@@ -26,19 +25,22 @@ def parser() -> CommandParser:
     parser.flag("--json", help="for programs")
     parser.flag("--tensors", help="list every tensor")
     parser.flag("--plan", help="steps and bytes a token before and after each pass")
+    add_kv_format(parser)
     parser.value("--lengths", metavar="N,N", help="KV memory at these tokens, as 512,4096")
     return parser
 
 
 def execute(args: argparse.Namespace) -> int:
+    from invar.config import EngineConfig
     from invar.weights import sources
     from invar.weights.gguf import GGUFFile
 
     lengths = wanted_lengths(args.lengths)
+    kv_format = EngineConfig(kv_cache_dtype=args.kv_cache_dtype or "auto").kv_format
     with GGUFFile(sources.resolve(chosen_model(args))) as source:
-        report = describe(source, lengths)
+        report = describe(source, lengths, kv_format)
         if args.plan:
-            report["plan"] = plan_of(source, lengths)
+            report["plan"] = plan_of(source, lengths, kv_format)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     else:
@@ -58,8 +60,8 @@ def wanted_lengths(given: str | None) -> Sequence[int] | None:
     return lengths
 
 
-def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
-    """Everything about a file, in JSON's types."""
+def describe(source: GGUFFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
+    """Everything about a file, in JSON's types; K and V as they would be stored."""
     metadata = source.metadata
     formats: dict[str, dict[str, int]] = {}
     for info in source.tensors.values():
@@ -69,7 +71,7 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
         entry["elements"] += elements(info.shape)
     weights = sum(entry["bytes"] for entry in formats.values())
     context = counted(metadata.get(f"{metadata.get('general.architecture')}.context_length"))
-    per_token = kv_bytes_per_token(source)
+    per_token = kv_bytes_per_token(source, kv_format)
     if lengths is None:
         lengths = [n for n in KV_LENGTHS if context is None or n <= context] or KV_LENGTHS[:1]
     return {
@@ -92,6 +94,7 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
         ],
         "memory": {
             "weights_bytes": weights,
+            "kv_format": kv_format,
             "kv_bytes_per_token": per_token,
             "kv_bytes_per_request": (
                 None if per_token is None else {str(n): per_token * n for n in lengths}
@@ -100,18 +103,21 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
     }
 
 
-def plan_of(source: GGUFFile, lengths: Sequence[int] | None) -> dict[str, Any]:
+def plan_of(source: GGUFFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
     """How a step would run here, attention seeing the first of the lengths."""
     from invar.backends.cpu.memory import usable_threads
     from invar.backends.cpu.plan_report import report_plan
+    from invar.graph.graph import KVFormat
+    from invar.graph.passes import with_kv_format
     from invar.models import registry
 
+    graph = with_kv_format(registry.build(source), KVFormat(kv_format))
     context = (lengths or KV_LENGTHS)[0]
-    return report_plan(registry.build(source), source, context, usable_threads()).as_json()
+    return report_plan(graph, source, context, usable_threads()).as_json()
 
 
-def kv_bytes_per_token(source: GGUFFile) -> int | None:
-    """2 (K and V) x layers x KV heads x head size x bytes; None where the file tells no counts.
+def kv_bytes_per_token(source: GGUFFile, kv_format: str) -> int | None:
+    """Layers x KV heads x bytes of K and V of a head; None where the file tells no counts.
 
     KV heads count, not query heads. Layers with a sliding window are counted in full: today every
     layer keeps all of its tokens.
@@ -129,7 +135,17 @@ def kv_bytes_per_token(source: GGUFFile) -> int | None:
         return None
     key = counted(metadata.get(f"{prefix}.attention.key_length", width // most_heads))
     value = counted(metadata.get(f"{prefix}.attention.value_length", key))
-    return None if key is None or value is None else kv_heads * (key + value) * KV_BYTES
+    if key is None or value is None:
+        return None
+    return kv_heads * (head_bytes(kv_format, key) + head_bytes(kv_format, value)) // 2
+
+
+def head_bytes(kv_format: str, head_dim: int) -> int:
+    """Of K and V of one token and head; of any size, since broken files are shown too."""
+    from invar import _native
+
+    scales, of_one = (_native.kv_head_bytes(kv_format, dim) for dim in (0, 1))
+    return (scales + (of_one - scales) * head_dim) // _native.PAGE_TOKENS
 
 
 def per_layer(value: Any, layers: int) -> tuple[int | None, int | None]:
@@ -190,7 +206,8 @@ def as_text(report: dict[str, Any], all_tensors: bool) -> str:
         table([("weights", size_text(memory["weights_bytes"]))], right=(1,)),
     ]  # fmt: skip
     if memory["kv_bytes_per_request"] is not None:
-        rows = [("KV per token", size_text(memory["kv_bytes_per_token"]))]
+        per_token = size_text(memory["kv_bytes_per_token"])
+        rows = [(f"KV per token in {memory['kv_format']}", per_token)]
         rows += [
             (f"KV of a request of {int(length):,} tokens", size_text(count))
             for length, count in memory["kv_bytes_per_request"].items()

@@ -109,6 +109,10 @@ class CommandParser(argparse.ArgumentParser):
         raise CommandLineError(f"{message} (see {self.prog} --help)")
 
 
+def add_kv_format(parser: CommandParser) -> None:
+    parser.value("--kv-cache-dtype", metavar="NAME", help="of K and V: bf16, fp16 or int8 (bf16)")
+
+
 def add_engine_options(parser: CommandParser) -> None:
     """Options of the engine that `run` and `serve` share, under vLLM's names."""
     parser.value("--max-model-len", "-c", type=count, help="tokens, prompt and answer")
@@ -117,6 +121,7 @@ def add_engine_options(parser: CommandParser) -> None:
     parser.value("--threads", "-t", type=whole, help="threads; all cores if absent, 0 or -1")
     parser.value("--gpu-memory-utilization", type=decimal, help="fraction of free memory")
     parser.value("--kv-cache-memory-bytes", type=count, help="memory of KV itself")
+    add_kv_format(parser)
     parser.value("--tokenizer", metavar="MODEL", help="another file to take the tokenizer from")
     parser.value("--chat-template", metavar="FILE", help="jinja2, in place of the model's own")
     parser.value("--engine-option", action="append", help=argparse.SUPPRESS)

@@ -88,7 +88,10 @@ def take_rule(name: str, value: str | None, rule: Rule, words: Words, result: Re
             value = "on"
     if rule.option is not None:
         plain = value is None
-        result.argv.append(rule.option if plain else f"{rule.option}={rule.prefix}{value}")
+        word = rule.option if plain else f"{rule.option}={rule.prefix}{meant(name, value, rule)}"
+        if rule.values is not None:
+            refuse_second(name, word, rule.option, result.argv)
+        result.argv.append(word)
     elif rule.engine is not None:
         given = rule.engine_value if rule.takes is Takes.NOTHING else literal(value or "")
         result.argv.append(f"{ENGINE_OPTION}={rule.engine}={json.dumps(given)}")
@@ -98,6 +101,23 @@ def take_rule(name: str, value: str | None, rule: Rule, words: Words, result: Re
         if rule.refusal is not None:
             raise CommandLineError(f"{typed}: not supported: {rule.refusal}")
         result.notices.append(f"{typed} has nothing to do here: {rule.notice}")
+
+
+def meant(name: str, value: str | None, rule: Rule) -> str | None:
+    """The value in our words."""
+    if rule.values is None:
+        return value
+    if value is None or value not in rule.values:
+        known = ", ".join(rule.values)
+        raise CommandLineError(f"{name} {(value or '')[:40]}: not supported; one of {known}")
+    return rule.values[value]
+
+
+def refuse_second(name: str, word: str, option: str, argv: Sequence[str]) -> None:
+    """Two spellings of a peer that are one option here may not ask for two things."""
+    for other in argv:
+        if other.startswith(f"{option}=") and other != word:
+            raise CommandLineError(f"{name}: asks for {word}, after {other}; it is one option here")
 
 
 def next_value(name: str, words: Words) -> str:

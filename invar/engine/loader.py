@@ -16,7 +16,8 @@ from invar.config import EngineConfig
 from invar.engine.budget import available_memory, drop_file_if_short, plan_sizes
 from invar.engine.door import Door, SeedSource
 from invar.engine.engine import Engine
-from invar.graph.graph import Graph, GraphError
+from invar.graph.graph import Graph, GraphError, KVFormat
+from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.models.blocks import EMBEDDING
 from invar.text.chat_template import ChatTemplate
@@ -62,7 +63,7 @@ def load_engine(config: EngineConfig) -> LoadedModel:
     with GGUFFile(path) as source, ThreadPoolExecutor(max_workers=1) as beside:
         # Packing leaves the interpreter to others, so the text side is built meanwhile.
         text = beside.submit(load_text, config, source)
-        graph = registry.build(source)
+        graph = with_kv_format(registry.build(source), KVFormat(config.kv_format))
         vocab_size = vocabulary_size(config, source) or graph.vocab_size
         refuse_tokens_without_rows(graph, vocab_size)
         sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))

@@ -1,18 +1,20 @@
 """Where the CPU backend rounds, imitated in numpy (numeric version 1 of native/kernels/kernels.h).
 
-Only the roundings that the contract names are here: codes of activations, bf16 of K, V, scaled q
-and probabilities. What lies between them is computed in double precision, so that the whole
-difference from a backend is the fp32 noise of that backend (and a code that this noise flips).
+Only the roundings that the contract names are here: codes of activations, K and V as they are
+stored, and bf16 of the scaled q and the probabilities where these meet bf16. What lies between them
+is computed in double precision, so that the whole difference from a backend is the fp32 noise of
+that backend (and a code that this noise flips).
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
+from invar.graph.graph import KVFormat
 from invar.weights.formats import QuantType
 
 Array = npt.NDArray[np.floating[Any]]
@@ -86,19 +88,50 @@ def round_activation(x: Array, weight_type: QuantType) -> Array:
     return round_to_codes(x, 32 if form is ActivationFormat.Q8_32 else 256)
 
 
-def scaled_query(q: Array, scale: float, soft_cap: float | None) -> Array:
-    """q in units of log2, rounded to bf16; with a soft cap, which comes first, in plain units."""
+def round_kv(x: Array, kv_format: KVFormat) -> Array:
+    """K or V `[tokens, kv_heads, head_dim]` as it is read again: what a stored value stands for.
+
+    | format | rounding                                                                    |
+    |--------|-----------------------------------------------------------------------------|
+    | bf16   | nearest, ties to even                                                       |
+    | fp16   | nearest, ties to even; from 65,520 on an infinity, as the peers have it too |
+    | int8   | s8 codes with a scale per token and head, made as those of activations are  |
+
+    A code's scale multiplies the finished logit (K) or the probability (V), in fp32: noise, which
+    is not imitated.
+    """
+    match kv_format:
+        case KVFormat.BF16:
+            return round_to_bf16(x)
+        case KVFormat.FP16:
+            with np.errstate(over="ignore"):
+                return x.astype(np.float16).astype(np.float32)
+        case KVFormat.INT8:
+            return round_to_codes(x.reshape(-1, x.shape[-1]), x.shape[-1]).reshape(x.shape)
+    assert_never(kv_format)
+
+
+def round_operand(x: Array, kv_format: KVFormat) -> npt.NDArray[np.float32]:
+    """q or probabilities where they meet stored K and V: bf16 by bf16, fp32 by the others."""
+    return round_to_bf16(x) if kv_format is KVFormat.BF16 else x.astype(np.float32)
+
+
+def scaled_query(q: Array, scale: float, soft_cap: float | None, kv_format: KVFormat) -> Array:
+    """q in units of log2 as it meets K; with a soft cap, which comes first, in plain units."""
     factor = np.float32(scale) if soft_cap is not None else np.float32(scale) * LOG2_E
-    return round_to_bf16(q.astype(np.float32) * factor)
+    return round_operand(q.astype(np.float32) * factor, kv_format)
 
 
 def tiled_attention(
-    scores: Array, visible: npt.NDArray[np.bool_], v: Array
+    scores: Array,
+    visible: npt.NDArray[np.bool_],
+    v: Array,
+    kv_format: KVFormat = KVFormat.BF16,
 ) -> npt.NDArray[np.float32]:
     """Softmax in tiles and splits.
 
-    scores: `[rows, keys]` in units of log2, visible: `[rows, keys]`, v: `[keys, head_dim]`, bf16
-    values; key 0 is position 0. Returns `[rows, head_dim]`.
+    scores: `[rows, keys]` in units of log2, visible: `[rows, keys]`, v: `[keys, head_dim]`, as it
+    was stored; key 0 is position 0. Returns `[rows, head_dim]`.
     """
     rows, keys = scores.shape
     total = _identity(rows, v.shape[1])
@@ -106,7 +139,8 @@ def tiled_attention(
         part = _identity(rows, v.shape[1])
         for tile in range(split, min(split + SPLIT_TOKENS, keys), TILE_TOKENS):
             stop = min(tile + TILE_TOKENS, split + SPLIT_TOKENS)
-            part = _add_tile(part, scores[:, tile:stop], visible[:, tile:stop], v[tile:stop])
+            seen = np.where(visible[:, tile:stop], scores[:, tile:stop], -np.inf)
+            part = _add_tile(part, seen.astype(np.float32), v[tile:stop], kv_format)
         total = _merge(total, part)
     return (total[2] / total[1][:, None]).astype(np.float32)
 
@@ -122,14 +156,13 @@ def _identity(rows: int, head_dim: int) -> Partial:
     )
 
 
-def _add_tile(part: Partial, scores: Array, visible: npt.NDArray[np.bool_], v: Array) -> Partial:
+def _add_tile(part: Partial, seen: Array, v: Array, kv_format: KVFormat) -> Partial:
     maximum, total, out = part
-    seen = np.where(visible, scores, -np.inf).astype(np.float32)
     larger = np.maximum(maximum, seen.max(axis=1))
     keep = _power_of_two(maximum, larger)
     weights = _power_of_two(seen, larger[:, None])
     total = (total * keep + weights.sum(axis=1, dtype=np.float64)).astype(np.float32)
-    added = round_to_bf16(weights).astype(np.float64) @ v.astype(np.float64)
+    added = round_operand(weights, kv_format).astype(np.float64) @ v.astype(np.float64)
     return larger, total, (out * keep[:, None] + added).astype(np.float32)
 
 

@@ -57,6 +57,14 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_tanh"
 
 
+class KVFormat(StrEnum):
+    """How K and V are stored between steps; `contract.py` says what each rounds."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    INT8 = "int8"  # codes with a scale per token and head
+
+
 @dataclass(frozen=True)
 class CacheGroup:
     """Layers of one kind that share a block table."""
@@ -66,6 +74,7 @@ class CacheGroup:
     kv_heads: int
     head_dim: int
     window: int | None = None  # tokens that a query sees, itself included
+    kv_format: KVFormat = KVFormat.BF16
 
 
 # ---------------------------------------------------------------- operations

@@ -3,7 +3,7 @@
 *exact* computes in double precision on dequantised weights. It is the meaning of the model file and
 is held against logits of `transformers`.
 
-*contract* rounds where the CPU backend rounds (codes of activations, bf16 in attention, fp32
+*contract* rounds where the CPU backend rounds (codes of activations, stored K and V, fp32
 between operations; see `contract.py`). A backend is held to it within fp32 noise, so that an error
 of 1 % cannot hide behind the noise of int8 activations.
 
@@ -252,8 +252,8 @@ class Interpreter:
         place = (op.group, op.layer)
         group = self._groups[op.group]
         for cache, rows in ((state.keys, k), (state.values, v)):
-            rows = contract.round_to_bf16(rows) if self.mode == "contract" else rows
             rows = rows.reshape(len(rows), group.kv_heads, group.head_dim)
+            rows = contract.round_kv(rows, group.kv_format) if self.mode == "contract" else rows
             cache[place] = np.concatenate([cache[place], rows]) if place in cache else rows
         return state.keys[place], state.values[place]
 
@@ -277,11 +277,12 @@ class Interpreter:
             if op.soft_cap is not None:
                 scores = soft_cap(scores, op.soft_cap)
             return attend(scores, visible, _double(v))
-        q = contract.scaled_query(q, op.scale, op.soft_cap)
+        kv_format = self._groups[op.group].kv_format
+        q = contract.scaled_query(q, op.scale, op.soft_cap, kv_format)
         scores = _double(q) @ _double(k).T
         if op.soft_cap is not None:
             scores = soft_cap(scores, op.soft_cap) * float(contract.LOG2_E)
-        return contract.tiled_attention(scores, visible, v)
+        return contract.tiled_attention(scores, visible, v, kv_format)
 
     # ------------------------------------------------------------ weights
 

@@ -1,4 +1,4 @@
-"""Passes that make fewer and larger operations out of a graph. They change no meaning.
+"""Passes over a graph: how K and V are stored, and fewer and larger operations of the same meaning.
 
 ``merge`` joins linears over the same input; ``fuse`` then recognises q/k/v with their norms, rope
 and page writes, gated feed-forwards, residual additions and scaled embeddings. What matches no
@@ -33,11 +33,18 @@ from invar.graph.graph import (
     Embed,
     Gated,
     Graph,
+    KVFormat,
     Linear,
     RMSNorm,
     Scale,
     Value,
 )
+
+
+def with_kv_format(graph: Graph, kv_format: KVFormat) -> Graph:
+    """The graph with K and V of all layers stored so; only their roundings change."""
+    groups = tuple(replace(group, kv_format=kv_format) for group in graph.groups)
+    return replace(graph, groups=groups)
 
 
 def optimise(graph: Graph) -> FusedGraph:

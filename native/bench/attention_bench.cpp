@@ -1,7 +1,7 @@
 // Throughput of the attention kernel on one core: GFLOPS of a causal prompt (4 head_dim flops per
 // query head and visible key) beside the machine's fp32 FMA peak, and GB/s of K and V in decode
 // over a cache far larger than L3, beside the memory's read rate.
-// Usage: attention_bench [isa]
+// Usage: attention_bench [isa] [bf16 | fp16 | int8]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "runtime/cpu.h"
 #include "runtime/machine.h"
 #include "runtime/memory.h"
 #include "runtime/threads.h"
@@ -44,10 +45,10 @@ struct Shape {
 // Sequences of `length` tokens whose pages lie in random order in one arena.
 class Cache {
  public:
-  Cache(const AttentionKernels& kernels, Shape shape, int64_t sequences, int64_t length)
-      : kernels_(kernels), shape_(shape), length_(length) {
+  Cache(const Kernels& kernels, KVFormat format, Shape shape, int64_t sequences, int64_t length)
+      : kernels_(kernels.attention_over(format)), shape_(shape), length_(length) {
     const int64_t pages = (length + kPageTokens - 1) / kPageTokens;
-    map_ = {nullptr, 0, kv_head_bytes(shape.head_dim), (int32_t)(sequences * pages)};
+    map_ = {nullptr, 0, kv_head_bytes(format, shape.head_dim), (int32_t)(sequences * pages)};
     map_.slab_bytes = map_.page_bytes * map_.pages_per_slab;
     arena_ = std::make_unique<Memory>(map_.slab_bytes);
     map_.arena = arena_->data();
@@ -57,7 +58,7 @@ class Cache {
     for (int64_t slot = 0; slot < kPageTokens; slot++) {
       for (auto& x : k) x = normal(random);
       for (auto& x : v) x = normal(random);
-      kernels.store(k.data(), v.data(), shape.head_dim, (int32_t)slot, map_.arena);
+      kernels_.store(k.data(), v.data(), shape.head_dim, (int32_t)slot, map_.arena);
     }
     for (int32_t p = 1; p < map_.pages_per_slab; p++)
       memcpy(map_.at(p), map_.arena, (size_t)map_.page_bytes);
@@ -73,7 +74,8 @@ class Cache {
     q_.resize((size_t)(64 * shape.group * shape.head_dim));
     for (auto& x : q_) x = normal(random);
     out_.resize(q_.size());
-    workspace_ = std::make_unique<Memory>(kernels.workspace_bytes(64, shape.group, shape.head_dim));
+    workspace_ =
+        std::make_unique<Memory>(kernels_.workspace_bytes(64, shape.group, shape.head_dim));
   }
 
   void run(size_t sequence, int64_t from, int64_t to) {
@@ -112,14 +114,14 @@ class Cache {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const AttentionKernels* kernels = &portable::attention_kernels;
-  std::string isa = argc > 1 ? argv[1] : "avx2";
-#if defined(INVAR_X86)
-  if (isa == "avx2") kernels = &avx2::attention_kernels;
-  if (isa == "avx512") kernels = &avx512::attention_kernels;
-#endif
+  const std::string isa = argc > 1 ? argv[1] : "avx2", wanted = argc > 2 ? argv[2] : "bf16";
+  const Kernels& kernels = kernels_for(isa);
+  int format = 0;
+  while (format < (int)KVFormat::count && wanted != kKVFormatNames[format]) format++;
+  if (format == (int)KVFormat::count) return printf("no such format: %s\n", wanted.c_str()), 1;
   const FloatState state;
-  printf("%s; fp32 peak %.0f GFLOPS\n", isa.c_str(), fp32_peak_gflops(1, 0.3));
+  printf("%s over %s; fp32 peak %.0f GFLOPS\n", isa.c_str(), wanted.c_str(),
+         fp32_peak_gflops(1, 0.3));
   const Memory stream(192 << 20);
   memset(stream.data(), 1, (size_t)stream.bytes());
   printf("memory read: %.1f GB/s\n%-10s", read_rate_gbs(stream, 1, 0.5), "");
@@ -131,19 +133,19 @@ int main(int argc, char** argv) {
                   Shape{4, 128}, Shape{4, 256}}) {
     printf("g%d d%-6d", s.group, s.head_dim);
     for (int64_t n : {128, 512, 4096}) {
-      Cache cache(*kernels, s, 1, n);
+      Cache cache(kernels, KVFormat(format), s, 1, n);
       const double t = best_time([&] { cache.prompt(32); }, 0.2);
       printf("  %18.1f", 4.0 * s.head_dim * s.group * (double)n * (double)(n + 1) / 2 / t / 1e9);
     }
     {
-      Cache cache(*kernels, s, 1, (256 << 10) / (s.head_dim * 4));
+      Cache cache(kernels, KVFormat(format), s, 1, (256 << 10) / (s.head_dim * 4));
       const double t = best_time([&] { cache.decode(); }, 0.2);
       printf("  %12.1f", cache.bytes() / t / 1e9);
     }
     for (int64_t n : {64, 160, 1024, 8192}) {
-      const int64_t page = kv_head_bytes(s.head_dim) * ((n + 31) / 32);
+      const int64_t page = kv_head_bytes(KVFormat(format), s.head_dim) * ((n + 31) / 32);
       const int64_t sequences = (128 << 20) / page;
-      Cache cache(*kernels, s, sequences, n);
+      Cache cache(kernels, KVFormat(format), s, sequences, n);
       const double t = best_time([&] { cache.decode(); }, 0.4);
       printf("  %12.1f %8.2f", cache.bytes() / t / 1e9, t / (double)sequences * 1e6);
     }

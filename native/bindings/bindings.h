@@ -25,6 +25,7 @@ const Kernels& choose_kernels(const std::string& isa);
 // Number formats cross the border by the names of the enumerations.
 WeightFormat weight_format(const std::string& name);
 ActFormat act_format(const std::string& name);
+KVFormat kv_format(const std::string& name);
 RopeStyle rope_style(const std::string& name);
 Activation activation_function(const std::string& name);
 const char* name_of(ActFormat format);

@@ -114,7 +114,7 @@ Floats rope(nb::handle head, nb::handle inv_freq, int64_t position, double magni
 
 // q [tokens, heads, head_dim]; k, v [kv_len, kv_heads, head_dim]; the queries are the last tokens.
 Floats attention(nb::handle q, nb::handle k, nb::handle v, int64_t window, float scale,
-                 float soft_cap, const std::string& isa) {
+                 float soft_cap, const std::string& format, const std::string& isa) {
   const auto queries = view<const float, 3>(q, "q");
   const auto keys = view<const float, 3>(k, "k"), values = view<const float, 3>(v, "v");
   const int64_t tokens = queries.shape[0], heads = queries.shape[1], dim = queries.shape[2];
@@ -123,9 +123,10 @@ Floats attention(nb::handle q, nb::handle k, nb::handle v, int64_t window, float
       dim % 16 || dim > 256) {
     throw std::invalid_argument("attention: shapes of q, k and v do not fit together");
   }
-  const AttentionKernels& kernel = *choose_kernels(isa).attention;
+  const AttentionKernels& kernel = choose_kernels(isa).attention_over(kv_format(format));
+  const int64_t head_bytes = kv_head_bytes(kv_format(format), dim);
   const int64_t pages = (kv_len + kPageTokens - 1) / kPageTokens;
-  const int64_t page_bytes = kv_heads * kv_head_bytes(dim), group = heads / kv_heads;
+  const int64_t page_bytes = kv_heads * head_bytes, group = heads / kv_heads;
   const Memory arena(pages * page_bytes);
   const Memory workspace(kernel.workspace_bytes(
       static_cast<int32_t>(tokens), static_cast<int32_t>(group), static_cast<int32_t>(dim)));
@@ -140,7 +141,7 @@ Floats attention(nb::handle q, nb::handle k, nb::handle v, int64_t window, float
     for (int64_t h = 0; h < kv_heads; ++h) {
       const int64_t at = (t * kv_heads + h) * dim;
       kernel.store(keys.data + at, values.data + at, static_cast<int32_t>(dim), t % kPageTokens,
-                   map.at(table[t / kPageTokens]) + h * kv_head_bytes(dim));
+                   map.at(table[t / kPageTokens]) + h * head_bytes);
     }
   }
   for (int64_t h = 0; h < kv_heads; ++h) {
@@ -157,7 +158,7 @@ Floats attention(nb::handle q, nb::handle k, nb::handle v, int64_t window, float
     item.soft_cap = soft_cap;
     item.pages = map;
     item.block_table = table.data();
-    item.offset_in_page = h * kv_head_bytes(dim);
+    item.offset_in_page = h * head_bytes;
     item.workspace = workspace.data();
     kernel.run(item);
   }
@@ -180,7 +181,7 @@ void bind_kernels(nb::module_& module) {
               nb::arg("magnitude") = 1.0, nb::arg("style") = "half", nb::arg("isa") = "");
   kernels.def("attention", &attention, nb::arg("q"), nb::arg("k"), nb::arg("v"),
               nb::arg("window") = 0, nb::arg("scale") = 1.0f, nb::arg("soft_cap") = 0.0f,
-              nb::arg("isa") = "");
+              nb::arg("kv_format") = "bf16", nb::arg("isa") = "");
 }
 
 }  // namespace invar::bindings

@@ -39,6 +39,10 @@ ActFormat act_format(const std::string& name) {
   return find_format<ActFormat>(kActFormatNames, "activation format", name);
 }
 
+KVFormat kv_format(const std::string& name) {
+  return find_format<KVFormat>(kKVFormatNames, "KV format", name);
+}
+
 const char* name_of(ActFormat format) { return kActFormatNames[(int)format]; }
 
 void bind_machine(nb::module_& module) {

@@ -144,7 +144,7 @@ void bind_plan(nb::module_& module) {
            nb::arg("k"), nb::arg("rows"))
       .def("cache_group", &PlanBuilder::cache_group, nb::arg("memory"), nb::arg("slab_bytes"),
            nb::arg("page_bytes"), nb::arg("pages_per_slab"), nb::arg("slabs"), nb::arg("kv_heads"),
-           nb::arg("head_dim"), nb::arg("window"))
+           nb::arg("head_dim"), nb::arg("window"), nb::arg("format"))
       .def("begin_head", &PlanBuilder::begin_head)
       .def("attention", &PlanBuilder::attention, nb::arg("q"), nb::arg("group"), nb::arg("layer"),
            nb::arg("heads"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("out").none(),
@@ -166,9 +166,12 @@ void bind_plan(nb::module_& module) {
   module.attr("HEAD_ROWS") = kHeadRows;
   module.attr("QUERY_CHUNK") = kQueryChunk;
   module.def("matrix_stride", &matrix_stride, nb::arg("width"));
-  module.def("kv_head_bytes", &kv_head_bytes, nb::arg("head_dim"));
-  module.def("attention_scratch_bytes", &attention_scratch_bytes, nb::arg("isa"), nb::arg("group"),
-             nb::arg("head_dim"));
+  module.def(
+      "kv_head_bytes",
+      [](const std::string& format, int64_t dim) { return kv_head_bytes(kv_format(format), dim); },
+      nb::arg("format"), nb::arg("head_dim"));
+  module.def("attention_scratch_bytes", &attention_scratch_bytes, nb::arg("isa"), nb::arg("format"),
+             nb::arg("group"), nb::arg("head_dim"));
   module.def("attention_partials", &max_partials, nb::arg("threads"), nb::arg("max_length"));
   module.def("attention_partial_bytes", &attention_partial_bytes, nb::arg("rows"),
              nb::arg("head_dim"));

@@ -59,18 +59,20 @@ int64_t PlanBuilder::activations(int64_t offset, const std::string& format, int6
 
 int64_t PlanBuilder::cache_group(nb::object memory, int64_t slab_bytes, int64_t page_bytes,
                                  int32_t pages_per_slab, int64_t slabs, int32_t kv_heads,
-                                 int32_t head_dim, int64_t window) {
+                                 int32_t head_dim, int64_t window, const std::string& format) {
   if (head_dim < 16 || head_dim > 256 || head_dim % 16) {
     refuse("head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 256");
   }
-  if (page_bytes % (kv_heads * kv_head_bytes(head_dim))) refuse("a page is not whole layers");
+  const KVFormat kv = kv_format(format);
+  if (page_bytes % (kv_heads * kv_head_bytes(kv, head_dim))) refuse("a page is not whole layers");
   uint8_t* arena = nb::cast<const Memory&>(memory).range(0, slab_bytes * slabs);
   retained_.push_back(std::move(memory));
   return plan_->add_cache_group({{arena, slab_bytes, page_bytes, pages_per_slab},
                                  slabs * pages_per_slab,
                                  kv_heads,
                                  head_dim,
-                                 window});
+                                 window,
+                                 kv});
 }
 
 void PlanBuilder::close() {
@@ -139,7 +141,7 @@ const float* PlanBuilder::maybe_floats(nb::object array, int64_t length, const c
 
 int64_t PlanBuilder::layer_offset(int64_t group, int64_t layer) const {
   const CacheGroup& cache = plan_->cache_group(group);
-  const int64_t bytes = cache.kv_heads * kv_head_bytes(cache.head_dim);
+  const int64_t bytes = cache.kv_heads * cache.head_bytes();
   if (layer < 0 || (layer + 1) * bytes > cache.pages.page_bytes) {
     refuse("layer " + std::to_string(layer) + " is not in a page of its cache group");
   }
@@ -172,8 +174,11 @@ void PlanBuilder::attention(int64_t q, int64_t group, int64_t layer, int64_t hea
           plan_->limits().partial_bytes) {
     refuse("too little room for the partials of attention");
   }
-  step->workspace_bytes = plan_->kernels().attention->workspace_bytes(
-      kQueryChunk, static_cast<int32_t>(heads / cache.kv_heads), cache.head_dim);
+  step->workspace_bytes =
+      plan_->kernels()
+          .attention_over(cache.kv_format)
+          .workspace_bytes(kQueryChunk, static_cast<int32_t>(heads / cache.kv_heads),
+                           cache.head_dim);
   plan_->add(std::move(step));
 }
 
@@ -193,9 +198,10 @@ void PlanBuilder::sample(int64_t logits) {
   plan_->add(std::move(step));
 }
 
-int64_t attention_scratch_bytes(const std::string& isa, int32_t group, int32_t head_dim) {
-  const int64_t workspace =
-      choose_kernels(isa).attention->workspace_bytes(kQueryChunk, group, head_dim);
+int64_t attention_scratch_bytes(const std::string& isa, const std::string& format, int32_t group,
+                                int32_t head_dim) {
+  const AttentionKernels& kernels = choose_kernels(isa).attention_over(kv_format(format));
+  const int64_t workspace = kernels.workspace_bytes(kQueryChunk, group, head_dim);
   const int64_t columns = int64_t{group} * head_dim;
   // The result and one row of activations of any format, for heads that are quantised at once.
   return round_up(workspace) + round_up((kQueryChunk + 1) * columns * 4 + 256);

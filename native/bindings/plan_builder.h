@@ -58,7 +58,7 @@ class PlanBuilder {
   int64_t activations(int64_t offset, const std::string& format, int64_t k, int64_t rows);
   int64_t cache_group(nb::object memory, int64_t slab_bytes, int64_t page_bytes,
                       int32_t pages_per_slab, int64_t slabs, int32_t kv_heads, int32_t head_dim,
-                      int64_t window);
+                      int64_t window, const std::string& format);
 
   // A step stays open until the next begins; finish() closes the last.
   void begin_head();
@@ -121,7 +121,8 @@ class PlanBuilder {
   std::unique_ptr<LinearStep> open_linear_;
 };
 
-int64_t attention_scratch_bytes(const std::string& isa, int32_t group, int32_t head_dim);
+int64_t attention_scratch_bytes(const std::string& isa, const std::string& format, int32_t group,
+                                int32_t head_dim);
 int64_t sampling_scratch_bytes(const std::string& isa, int64_t vocab);
 
 }  // namespace invar::bindings

@@ -4,14 +4,16 @@ namespace invar::INVAR_ISA {
 
 // ---------------------------------------------------------------- workspace
 
-static Work plan_work(uint8_t* base, int64_t rows, int64_t head_dim) {
+template <class P>
+static Work<P> plan_work(uint8_t* base, int64_t rows, int64_t head_dim) {
   int64_t used = 0;
   auto take = [&](int64_t bytes) {
     uint8_t* p = base + used;
     used += (bytes + 63) / 64 * 64;
     return p;
   };
-  Work w;
+  using Operand = typename P::Operand;
+  Work<P> w;
   w.q = reinterpret_cast<Operand*>(take(rows * head_dim * int64_t(sizeof(Operand))));
   w.split_o = reinterpret_cast<float*>(take(rows * head_dim * 4));
   w.total_o = reinterpret_cast<float*>(take(rows * head_dim * 4));
@@ -24,38 +26,21 @@ static Work plan_work(uint8_t* base, int64_t rows, int64_t head_dim) {
   return w;
 }
 
+template <class P>
 static int64_t workspace_bytes(int32_t max_tokens, int32_t group, int32_t head_dim) {
   alignas(64) uint8_t base[1];
-  return plan_work(base, int64_t(max_tokens) * group, head_dim).bytes;
-}
-
-// ---------------------------------------------------------------- store
-
-static void store_token(const float* k, const float* v, int32_t head_dim, int32_t slot,
-                        uint8_t* page) {
-  uint16_t* k_half = reinterpret_cast<uint16_t*>(page) + (slot / 16) * head_dim * 16;
-  uint16_t* k_lane = k_half + (slot % 16) * 2;
-  uint16_t* v_pair = reinterpret_cast<uint16_t*>(page) + kPageTokens * head_dim +
-                     (slot / 2) * head_dim * 2 + slot % 2;
-  for (int32_t d = 0; d < head_dim; d += 16) {
-    uint16_t k16[16], v16[16];
-    for (int i = 0; i < 16; i += W) {
-      store_bf16(k16 + i, load(k + d + i));
-      store_bf16(v16 + i, load(v + d + i));
-    }
-    for (int i = 0; i < 16; i += 2) memcpy(k_lane + (d + i) / 2 * 32, k16 + i, 4);
-    for (int i = 0; i < 16; i++) v_pair[(d + i) * 2] = v16[i];
-  }
+  return plan_work<P>(base, int64_t(max_tokens) * group, head_dim).bytes;
 }
 
 // ---------------------------------------------------------------- an item
 
-static void load_queries(const AttentionItem& item, const Work& work) {
+template <class P>
+static void load_queries(const AttentionItem& item, const Work<P>& work) {
   const VF scale = set1(item.soft_cap > 0.0f ? item.scale : item.scale * kLog2E);
   const int64_t width = int64_t(item.group) * item.head_dim;
   for (int64_t t = 0; t < item.tokens; t++)
     for (int64_t i = 0; i < width; i += W)
-      store_operand(work.q + t * width + i, load(item.q + t * item.q_stride + i) * scale);
+      P::write_query(work.q + t * width + i, load(item.q + t * item.q_stride + i) * scale);
 }
 
 static void clear(State* state, float* o, int64_t rows, int64_t head_dim) {
@@ -63,13 +48,14 @@ static void clear(State* state, float* o, int64_t rows, int64_t head_dim) {
   for (int64_t i = 0; i < rows * head_dim; i += W) store(o + i, zero());
 }
 
-static void attend_tile(const AttentionItem& item, const Work& work, int64_t start) {
+template <class P>
+static void attend_tile(const AttentionItem& item, const Work<P>& work, int64_t start) {
   const int64_t low = first_key(item, item.first_position);
   const int64_t high = item.first_position + item.tokens;
   auto page_of = [&](int64_t token) {
     return item.pages.at(item.block_table[token / kPageTokens]) + item.offset_in_page;
   };
-  Tile tile{item, work, start, {nullptr, nullptr}, {}};
+  Tile<P> tile{item, work, start, {nullptr, nullptr}, {}};
   for (int n = 0; n < 2; n++) {
     const int64_t token = start + n * kPageTokens, next = token + kTileTokens;
     if (token < high && token + kPageTokens > low) tile.page[n] = page_of(token);
@@ -83,7 +69,8 @@ static void attend_tile(const AttentionItem& item, const Work& work, int64_t sta
 }
 
 // Split `index` from identity, as far as the item sees it.
-static void read_split(const AttentionItem& item, const Work& work, int64_t index) {
+template <class P>
+static void read_split(const AttentionItem& item, const Work<P>& work, int64_t index) {
   clear(work.split, work.split_o, int64_t(item.tokens) * item.group, item.head_dim);
   const int64_t split = index * kSplitTokens;
   const int64_t low = first_key(item, item.first_position) / kTileTokens * kTileTokens;
@@ -94,7 +81,8 @@ static void read_split(const AttentionItem& item, const Work& work, int64_t inde
 }
 
 // total <- total + split, per row; a split in which a row saw nothing leaves it untouched.
-static void merge_split(const AttentionItem& item, const Work& work) {
+template <class P>
+static void merge_split(const AttentionItem& item, const Work<P>& work) {
   const int64_t head_dim = item.head_dim;
   for (int64_t r = 0; r < int64_t(item.tokens) * item.group; r++) {
     const State& split = work.split[r];
@@ -110,7 +98,8 @@ static void merge_split(const AttentionItem& item, const Work& work) {
   }
 }
 
-static void divide(const AttentionItem& item, const Work& work) {
+template <class P>
+static void divide(const AttentionItem& item, const Work<P>& work) {
   const int64_t head_dim = item.head_dim;
   for (int64_t t = 0; t < item.tokens; t++)
     for (int64_t h = 0; h < item.group; h++) {
@@ -122,13 +111,15 @@ static void divide(const AttentionItem& item, const Work& work) {
     }
 }
 
-static Work begin(const AttentionItem& item) {
+template <class P>
+static Work<P> begin(const AttentionItem& item) {
   const int64_t rows = int64_t(item.tokens) * item.group;
-  return plan_work(static_cast<uint8_t*>(item.workspace), rows, item.head_dim);
+  return plan_work<P>(static_cast<uint8_t*>(item.workspace), rows, item.head_dim);
 }
 
+template <class P>
 static void run(const AttentionItem& item) {
-  const Work work = begin(item);
+  const Work<P> work = begin<P>(item);
   load_queries(item, work);
   clear(work.total, work.total_o, int64_t(item.tokens) * item.group, item.head_dim);
   const int64_t last_key = item.first_position + item.tokens - 1;
@@ -143,21 +134,24 @@ static void run(const AttentionItem& item) {
 // ---------------------------------------------------------------- an item in parts
 
 // `work` with its split in a partial: o of all rows, then their states.
-static Work at_partial(const AttentionItem& item, Work work, uint8_t* partial) {
+template <class P>
+static Work<P> at_partial(const AttentionItem& item, Work<P> work, uint8_t* partial) {
   const int64_t rows = int64_t(item.tokens) * item.group;
   work.split_o = reinterpret_cast<float*>(partial);
   work.split = reinterpret_cast<State*>(work.split_o + rows * item.head_dim);
   return work;
 }
 
+template <class P>
 static void run_split(const AttentionItem& item, int64_t split, uint8_t* partial) {
-  const Work work = at_partial(item, begin(item), partial);
+  const Work<P> work = at_partial(item, begin<P>(item), partial);
   load_queries(item, work);
   read_split(item, work, split);
 }
 
+template <class P>
 static void merge(const AttentionItem& item, uint8_t* partials, int64_t splits) {
-  const Work work = begin(item);
+  const Work<P> work = begin<P>(item);
   const int64_t rows = int64_t(item.tokens) * item.group;
   clear(work.total, work.total_o, rows, item.head_dim);
   for (int64_t i = 0; i < splits; i++)
@@ -166,7 +160,13 @@ static void merge(const AttentionItem& item, uint8_t* partials, int64_t splits) 
   divide(item, work);
 }
 
-extern const AttentionKernels attention_kernels = {store_token, run, workspace_bytes, run_split,
-                                                   merge};
+template <class P>
+constexpr AttentionKernels kKernels = {P::store_token, run<P>, workspace_bytes<P>, run_split<P>,
+                                       merge<P>};
+
+extern const AttentionKernels attention_kernels[] = {kKernels<PageBf16>, kKernels<PageF16>,
+                                                     kKernels<PageI8>};
+static_assert(PageBf16::kFormat == KVFormat(0) && PageF16::kFormat == KVFormat(1) &&
+              PageI8::kFormat == KVFormat(2) && KVFormat(3) == KVFormat::count);
 
 }  // namespace invar::INVAR_ISA

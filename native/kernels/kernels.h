@@ -120,9 +120,22 @@ constexpr int kPageTokens = 32;
 constexpr int kTileTokens = 64;     // tiles at absolute positions
 constexpr int kSplitTokens = 1024;  // splits at absolute positions, merged in ascending order
 
-// One page of one layer and KV head: K as [2][head_dim/2][16 tokens][2] bf16, then V as
-// [16 token pairs][head_dim][2] bf16; kv_head_bytes(head_dim) bytes in all.
-constexpr int64_t kv_head_bytes(int64_t head_dim) { return kPageTokens * head_dim * 2 * 2; }
+// How K and V are stored; attention_pages.h has the layouts.
+//   bf16  rounded to nearest even; q and the probabilities, which meet them, too
+//   fp16  rounded to nearest even, infinity from 65,520 on; products are fp32 fmas of fp32 q and p
+//   int8  codes = nearest-even(x / scale) with a scale for K and one for V of a token and head,
+//   made
+//         as those of activations (above); products are fp32 fmas of the codes with fp32 operands.
+//         The scale of K multiplies the finished logit, that of V the probability.
+enum class KVFormat : int { bf16, fp16, int8, count };
+constexpr const char* kKVFormatNames[] = {"bf16", "fp16", "int8"};
+static_assert(sizeof kKVFormatNames == sizeof(char*) * (int)KVFormat::count);
+
+// One page of one layer and KV head.
+constexpr int64_t kv_head_bytes(KVFormat format, int64_t head_dim) {
+  const int64_t values = kPageTokens * head_dim * 2;
+  return format == KVFormat::int8 ? values + kPageTokens * 2 * 4 : values * 2;
+}
 
 // Where page `id` of a cache group lies: slabs of the arena hold pages_per_slab pages each.
 struct PageMap {
@@ -153,13 +166,15 @@ struct AttentionItem {
   void* workspace;         // attention_workspace_bytes(...) bytes, 64-byte aligned, per thread
 };
 
+// Of one KVFormat.
 struct AttentionKernels {
   // K and V of one token into its page at `slot` in [0, 32).
   void (*store)(const float* k, const float* v, int32_t head_dim, int32_t slot, uint8_t* page);
-  // q is scaled by scale * log2(e) (no soft cap) and rounded to bf16; logits fp32; probabilities
-  // 2^(s - m) rounded to bf16 for PV; l sums the fp32 probabilities. Splits start from identity
-  // and merge in ascending order; a masked token enters no arithmetic, so that wholly masked tiles
-  // leave (m, l, o) untouched and what lies past the tokens written is never looked at.
+  // q is scaled by scale * log2(e) (no soft cap), the probabilities are 2^(s - m); both are then
+  // what the format multiplies (KVFormat). Logits are fp32, l sums the fp32 probabilities. Splits
+  // start from identity and merge in ascending order; a masked token enters no arithmetic, so that
+  // wholly masked tiles leave (m, l, o) untouched and what lies past the tokens written is never
+  // looked at.
   void (*run)(const AttentionItem&);
   int64_t (*workspace_bytes)(int32_t max_tokens, int32_t group, int32_t head_dim);
   // The same bits in parts, which several threads may share: split `split` of the item's keys into
@@ -223,16 +238,18 @@ struct Kernels {
   const char* isa;  // "portable", "avx2", "avx512"
   const LinearKernels* linear;
   const RowKernels* rows;
-  const AttentionKernels* attention;
+  const AttentionKernels* attention;  // [KVFormat]
   const SamplingKernels* sampling;
+
+  const AttentionKernels& attention_over(KVFormat format) const { return attention[(int)format]; }
 };
 
-#define INVAR_DECLARE_TABLES(isa)                  \
-  namespace isa {                                  \
-  extern const LinearKernels linear_kernels;       \
-  extern const RowKernels row_kernels;             \
-  extern const AttentionKernels attention_kernels; \
-  extern const SamplingKernels sampling_kernels;   \
+#define INVAR_DECLARE_TABLES(isa)                    \
+  namespace isa {                                    \
+  extern const LinearKernels linear_kernels;         \
+  extern const RowKernels row_kernels;               \
+  extern const AttentionKernels attention_kernels[]; \
+  extern const SamplingKernels sampling_kernels;     \
   }
 INVAR_DECLARE_TABLES(portable)
 INVAR_DECLARE_TABLES(avx2)

@@ -16,6 +16,8 @@
 //   dot_bf16(acc, a, b): fma with the odd (high) elements, then with the even ones; this is what
 //     vdpbf16ps does. Denormals are flushed by MXCSR, which the runtime sets in every thread.
 //   to bf16: nearest-even; denormals become signed zeros, NaN stays NaN (vcvtneps2bf16).
+//   to f16: nearest-even; from 65,520 on infinity, subnormal halves stay, NaN stays NaN
+//   (vcvtps2ph).
 //   ..._n(p, n): lanes [0, n) only, 0 <= n <= W; loads give zero elsewhere, memory past n is not
 //     touched.
 #pragma once

@@ -124,6 +124,9 @@ INVAR_INLINE VI select(VM m, VI yes, VI no) {
 INVAR_INLINE VF load_f16(const void* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))};
 }
+INVAR_INLINE void store_f16(void* p, VF a) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
 INVAR_INLINE VF load_bf16(const void* p) {
   return as_float(shift_left<16>({_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p))}));
 }

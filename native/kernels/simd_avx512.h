@@ -121,6 +121,9 @@ INVAR_INLINE VI select(VM m, VI yes, VI no) { return {_mm512_mask_blend_epi32(m.
 INVAR_INLINE VF load_f16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
 }
+INVAR_INLINE void store_f16(void* p, VF a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
 INVAR_INLINE VF load_bf16(const void* p) {
   __m256i x = _mm256_loadu_si256((const __m256i*)p);
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))};

@@ -164,6 +164,21 @@ INVAR_INLINE VF load_f16(const void* p) {
   r = select(less(set1_i(0x7c00), magnitude), bit_or(r, set1_i(0x400000)), r);
   return as_float(bit_or(r, shift_left<16>(bit_and(x, set1_i(0x8000)))));
 }
+// A subnormal half is an integer times 2^-24, which rounds as integers do.
+INVAR_INLINE void store_f16(void* p, VF a) {
+  VI x = as_int(a), magnitude = bit_and(x, set1_i(INT32_MAX));
+  VI even = add(set1_i(0xfff), bit_and(shift_right<13>(magnitude), set1_i(1)));
+  VI r = shift_right<13>(add(sub(magnitude, set1_i(112 << 23)), even));
+  r = select(less(magnitude, set1_i(0x38800000)),
+             to_int(mul(as_float(min(magnitude, set1_i(0x38800000))), set1(0x1p24f))), r);
+  r = select(less(set1_i(0x477fefff), magnitude), set1_i(0x7c00), r);
+  VI nan = bit_or(set1_i(0x7e00), bit_and(shift_right<13>(magnitude), set1_i(0x3ff)));
+  r = select(less(set1_i(0x7f800000), magnitude), nan, r);
+  r = bit_or(r, bit_and(shift_right<16>(x), set1_i(0x8000)));
+  uint16_t halves[W];
+  for (int i = 0; i < W; i++) halves[i] = (uint16_t)r.v[i];
+  memcpy(p, halves, sizeof halves);
+}
 INVAR_INLINE VF load_bf16(const void* p) { return as_float(shift_left<16>(load_u16(p))); }
 // W values in the low halves of the lanes.
 INVAR_INLINE VI to_bf16(VF a) {

@@ -18,12 +18,12 @@ namespace invar {
 namespace {
 
 const Kernels kPortable{"portable", &portable::linear_kernels, &portable::row_kernels,
-                        &portable::attention_kernels, &portable::sampling_kernels};
+                        portable::attention_kernels, &portable::sampling_kernels};
 #if defined(INVAR_X86)
-const Kernels kAvx2{"avx2", &avx2::linear_kernels, &avx2::row_kernels, &avx2::attention_kernels,
+const Kernels kAvx2{"avx2", &avx2::linear_kernels, &avx2::row_kernels, avx2::attention_kernels,
                     &avx2::sampling_kernels};
 const Kernels kAvx512{"avx512", &avx512::linear_kernels, &avx512::row_kernels,
-                      &avx512::attention_kernels, &avx512::sampling_kernels};
+                      avx512::attention_kernels, &avx512::sampling_kernels};
 
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&

@@ -19,6 +19,9 @@ struct CacheGroup {
   int32_t kv_heads;
   int32_t head_dim;
   int64_t window;  // 0: all
+  KVFormat kv_format;
+
+  int64_t head_bytes() const { return kv_head_bytes(kv_format, head_dim); }  // of a page
 };
 
 // Limits and tables of a plan, and the step that runs now. Written by Plan::prepare on the calling

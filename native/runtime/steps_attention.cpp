@@ -29,7 +29,7 @@ AttentionItem AttentionStep::item_of(const Execution& e, const Worker& w, const 
   item.soft_cap = soft_cap;
   item.pages = cache.pages;
   item.block_table = e.batch->block_tables[group].row(unit.sequence);
-  item.offset_in_page = layer_offset + kv_head * kv_head_bytes(head_dim);
+  item.offset_in_page = layer_offset + kv_head * cache.head_bytes();
   item.workspace = w.scratch;
   if (act.data == nullptr) {
     item.out = out.row(unit.first_row) + kv_head * columns();
@@ -45,18 +45,19 @@ void AttentionStep::run(const Execution& e, const Worker& w, int64_t index) cons
   const AttentionUnit& unit = e.units[group][index / kv_heads];
   const int64_t kv_head = index % kv_heads;
   const AttentionItem item = item_of(e, w, unit, kv_head);
+  const AttentionKernels& kernels = e.kernels->attention_over(e.groups[group].kv_format);
   if (unit.splits == 0) {
-    e.kernels->attention->run(item);
+    kernels.run(item);
   } else {
     const int64_t one = attention_partial_bytes(item.group, head_dim);
     const int64_t all = attention_partial_bytes(int64_t{item.group} * item.tokens, head_dim);
     uint8_t* partials = e.partials + (unit.partial + kv_head * unit.splits * unit.tokens) * one;
     const int64_t first = first_split(item.first_position, item.window);
-    e.kernels->attention->run_split(item, first + unit.split, partials + unit.split * all);
+    kernels.run_split(item, first + unit.split, partials + unit.split * all);
     std::atomic<int32_t>& finished = e.counters[unit.counter + kv_head];
     if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < unit.splits) return;
     finished.store(0, std::memory_order_relaxed);
-    e.kernels->attention->merge(item, partials, unit.splits);
+    kernels.merge(item, partials, unit.splits);
   }
   if (act.data == nullptr) return;
   for (int64_t t = 0; t < item.tokens; ++t) {

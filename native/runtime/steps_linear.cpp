@@ -204,7 +204,7 @@ void CacheEpilogue::apply(const Execution& e, const Tile& tile) const {
       float* v = k + half_columns;
       transform_head(e, key, row, first + h, head_dim, k);
       transform_head(e, value, row, first + h, head_dim, v);
-      store_kv(e, group, row, layer_offset + (first + h) * kv_head_bytes(head_dim), k, v);
+      store_kv(e, group, row, layer_offset, first + h, k, v);
     }
   }
 }

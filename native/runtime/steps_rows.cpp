@@ -76,8 +76,8 @@ void RopeOp::run(const Execution& e, const Worker&, int64_t row) const {
 void StoreKvOp::run(const Execution& e, const Worker&, int64_t row) const {
   const CacheGroup& cache = e.groups[group];
   for (int64_t head = 0; head < cache.kv_heads; ++head) {
-    store_kv(e, group, row, layer_offset + head * kv_head_bytes(cache.head_dim),
-             k.row(row) + head * cache.head_dim, v.row(row) + head * cache.head_dim);
+    store_kv(e, group, row, layer_offset, head, k.row(row) + head * cache.head_dim,
+             v.row(row) + head * cache.head_dim);
   }
 }
 
@@ -96,13 +96,14 @@ void CheckOp::run(const Execution& e, const Worker& w, int64_t row) const {
   if (bad && fault == 0) fault = number;
 }
 
-void store_kv(const Execution& e, int64_t group, int64_t row, int64_t offset_in_page,
+void store_kv(const Execution& e, int64_t group, int64_t row, int64_t layer_offset, int64_t kv_head,
               const float* k, const float* v) {
   const CacheGroup& cache = e.groups[group];
   const int32_t position = e.token_position[row];
   const int32_t* table = e.batch->block_tables[group].row(e.token_sequence[row]);
-  uint8_t* page = cache.pages.at(table[position / kPageTokens]) + offset_in_page;
-  e.kernels->attention->store(k, v, cache.head_dim, position % kPageTokens, page);
+  uint8_t* page = cache.pages.at(table[position / kPageTokens]) + layer_offset;
+  e.kernels->attention_over(cache.kv_format)
+      .store(k, v, cache.head_dim, position % kPageTokens, page + kv_head * cache.head_bytes());
 }
 
 }  // namespace invar

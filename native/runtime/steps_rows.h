@@ -113,7 +113,7 @@ struct CheckOp : RowOp {
 };
 
 // K and V of one head of token `row` into its page.
-void store_kv(const Execution& execution, int64_t group, int64_t row, int64_t offset_in_page,
-              const float* k, const float* v);
+void store_kv(const Execution& execution, int64_t group, int64_t row, int64_t layer_offset,
+              int64_t kv_head, const float* k, const float* v);
 
 }  // namespace invar

@@ -1,26 +1,21 @@
-// Attention over pages: double reference, and the invariances of law 1 to the bit.
-#include "tests/kernel_test.h"
+// Attention over pages of every format: double reference, and the invariances of law 1 to the bit.
+// How the values of a token lie in a page is tested in attention_pages_test.cpp.
+#include "tests/attention_reference.h"
 
 using namespace invar;
 using namespace kernel_test;
 
 namespace {
 
-float to_bf16(float x) {
-  uint32_t b;
-  memcpy(&b, &x, 4);
-  b = (b + 0x7fff + (b >> 16 & 1)) & 0xffff0000u;
-  memcpy(&x, &b, 4);
-  return x;
-}
-
 struct Shape {
   int32_t group, head_dim;
   int64_t window;
   float soft_cap;
+  KVFormat format = KVFormat::bf16;
   std::string name() const {
-    return "group=" + std::to_string(group) + " head_dim=" + std::to_string(head_dim) +
-           " window=" + std::to_string(window) + " cap=" + std::to_string(soft_cap);
+    return std::string(kKVFormatNames[int(format)]) + " group=" + std::to_string(group) +
+           " head_dim=" + std::to_string(head_dim) + " window=" + std::to_string(window) +
+           " cap=" + std::to_string(soft_cap);
   }
 };
 
@@ -29,17 +24,27 @@ struct Shape {
 class Sequence {
  public:
   Sequence(const Isa& isa, const Shape& shape, int64_t length, uint32_t seed)
-      : isa_(isa), shape_(shape), length_(length), random_(seed) {
+      : isa_(isa),
+        kernels_(isa.attention[int(shape.format)]),
+        shape_(shape),
+        length_(length),
+        random_(seed) {
     const int64_t width = int64_t(shape.group) * shape.head_dim;
     q_ = normal(random_, length * width);
     k_ = normal(random_, length * shape.head_dim);
     v_ = normal(random_, length * shape.head_dim);
     for (float& x : q_) x *= 2;  // peaked, so that maxima move and rescaling matters
+    for (int64_t t = 0; t < length; t++) {
+      const auto k = stored(shape.format, &k_[t * shape.head_dim], shape.head_dim);
+      const auto v = stored(shape.format, &v_[t * shape.head_dim], shape.head_dim);
+      k_stored_.insert(k_stored_.end(), k.begin(), k.end());
+      v_stored_.insert(v_stored_.end(), v.begin(), v.end());
+    }
     pages_ = int32_t((length + kPageTokens - 1) / kPageTokens);
-    map_.page_bytes = kv_head_bytes(shape.head_dim) + 128;
+    map_.page_bytes = head_bytes() + 128;
     map_.pages_per_slab = 3;
     map_.slab_bytes = 3 * map_.page_bytes + 64;
-    arena_.assign((pages_ / 3 + 2) * map_.slab_bytes + 64, 0xff);  // bf16 0xffff is NaN
+    arena_.assign((pages_ / 3 + 2) * map_.slab_bytes + 64, 0xff);  // NaN, in int8 its scales
     map_.arena =
         reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(arena_.data()) + 63) / 64 * 64);
     table_.resize(pages_);
@@ -49,15 +54,15 @@ class Sequence {
 
   void store(int64_t from, int64_t to) {
     for (int64_t t = from; t < to; t++)
-      isa_.attention->store(&k_[t * shape_.head_dim], &v_[t * shape_.head_dim], shape_.head_dim,
-                            int32_t(t % kPageTokens), page(t / kPageTokens));
+      kernels_.store(&k_[t * shape_.head_dim], &v_[t * shape_.head_dim], shape_.head_dim,
+                     int32_t(t % kPageTokens), page(t / kPageTokens));
   }
   // Tokens [from, to) hold infinities, as after an overflow in a later token of the same chunk.
   void store_infinite(int64_t from, int64_t to) {
     const std::vector<float> infinite(shape_.head_dim, kInf);
     for (int64_t t = from; t < to; t++)
-      isa_.attention->store(infinite.data(), infinite.data(), shape_.head_dim,
-                            int32_t(t % kPageTokens), page(t / kPageTokens));
+      kernels_.store(infinite.data(), infinite.data(), shape_.head_dim, int32_t(t % kPageTokens),
+                     page(t / kPageTokens));
   }
   // Head 0 of a token: logits of -infinity against every key.
   void overflow_query(int64_t token, float key_sign) {
@@ -75,7 +80,7 @@ class Sequence {
   void free_below(int64_t first_key) {
     for (int64_t i = 0; (i + 1) * kPageTokens <= first_key; i++)
       if (table_[i] >= 0) {
-        memset(page(i), 0xff, kv_head_bytes(shape_.head_dim));
+        memset(page(i), 0xff, head_bytes());
         table_[i] = -1 << 24;
       }
   }
@@ -99,13 +104,12 @@ class Sequence {
     item.pages = map_;
     item.block_table = table_.data();
     item.offset_in_page = 64;
-    const int64_t bytes =
-        isa_.attention->workspace_bytes(item.tokens, shape_.group, shape_.head_dim);
+    const int64_t bytes = kernels_.workspace_bytes(item.tokens, shape_.group, shape_.head_dim);
     std::vector<uint8_t> workspace(bytes + 128 + 64, 0xff);
     uint8_t* base =
         reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(workspace.data()) + 63) / 64 * 64);
     item.workspace = base;
-    in_parts ? run_splits(item) : isa_.attention->run(item);
+    in_parts ? run_splits(item) : kernels_.run(item);
     for (int64_t i = bytes; i < bytes + 64; i++)
       if (base[i] != 0xff) {
         check(false, std::string(isa_.name) + " writes past its workspace, " + shape_.name());
@@ -121,13 +125,12 @@ class Sequence {
     const int64_t count = (item.first_position + item.tokens - 1) / kSplitTokens + 1 - first;
     Guarded partials(count * bytes / 4, 0);
     for (int64_t i = count - 1; i >= 0; i--)
-      isa_.attention->run_split(item, first + i,
-                                reinterpret_cast<uint8_t*>(partials.data()) + i * bytes);
-    isa_.attention->merge(item, reinterpret_cast<uint8_t*>(partials.data()), count);
+      kernels_.run_split(item, first + i, reinterpret_cast<uint8_t*>(partials.data()) + i * bytes);
+    kernels_.merge(item, reinterpret_cast<uint8_t*>(partials.data()), count);
     check(partials.intact(), std::string(isa_.name) + " writes past its partials");
   }
 
-  // Softmax in double over the bf16 keys and values; *magnitude = sum of p |v|, for the bound.
+  // Softmax in double over the keys and values as stored; *magnitude = sum of p |v|, for the bound.
   void reference(int64_t position, int32_t head, double* out, double* magnitude) const {
     const int64_t d = shape_.head_dim, width = shape_.group * d;
     const float factor = shape_.soft_cap > 0 ? scale() : scale() * 0x1.715476p+0f;
@@ -139,8 +142,8 @@ class Sequence {
     for (int64_t t = first; t <= position; t++) {
       double dot = 0;
       for (int64_t i = 0; i < d; i++)
-        dot +=
-            double(to_bf16(q_[position * width + head * d + i] * factor)) * to_bf16(k_[t * d + i]);
+        dot += operand(shape_.format, q_[position * width + head * d + i] * factor) *
+               k_stored_[t * d + i];
       dot *= back;
       s[t] = shape_.soft_cap > 0 ? shape_.soft_cap * std::tanh(dot / shape_.soft_cap) : dot;
       top = std::max(top, s[t]);
@@ -150,9 +153,8 @@ class Sequence {
       const double p = std::exp(s[t] - top);
       sum += p;
       for (int64_t i = 0; i < d; i++) {
-        const double v = to_bf16(v_[t * d + i]);
-        out[i] += p * v;
-        magnitude[i] += p * std::fabs(v);
+        out[i] += p * v_stored_[t * d + i];
+        magnitude[i] += p * std::fabs(v_stored_[t * d + i]);
       }
     }
     for (int64_t i = 0; i < d; i++) out[i] /= sum, magnitude[i] /= sum;
@@ -163,45 +165,55 @@ class Sequence {
 
  private:
   float scale() const { return 1.0f / std::sqrt(float(shape_.head_dim)); }
+  int64_t head_bytes() const { return kv_head_bytes(shape_.format, shape_.head_dim); }
   uint8_t* page(int64_t i) { return map_.at(table_[i]) + 64; }
 
   const Isa& isa_;
+  const AttentionKernels& kernels_;
   Shape shape_;
   int64_t length_;
   std::mt19937 random_;
   std::vector<float> q_, k_, v_;
+  std::vector<double> k_stored_, v_stored_;
   std::vector<uint8_t> arena_;
   std::vector<int32_t> table_;
   PageMap map_{};
   int32_t pages_;
 };
 
-// p is rounded to bf16 (half an ulp, 2^-8 relative) while the sum is not; the rest is fp32 noise of
-// logits up to about 40.
-constexpr double kTolerance = kBf16Eps + 40 * 8 * kEps;
+// fp32 noise of logits up to about 40. Beside bf16 pages p is rounded as well (half an ulp, 2^-8
+// relative) while the sum is not.
+constexpr double kNoise = 40 * 8 * kEps;
 
-bool near_reference(const float* got, const std::vector<double>& want,
+bool near_reference(KVFormat format, const float* got, const std::vector<double>& want,
                     const std::vector<double>& magnitude) {
+  const double tolerance = kNoise + (format == KVFormat::bf16 ? kBf16Eps : 0);
   for (size_t i = 0; i < want.size(); i++)
-    if (!(std::fabs(got[i] - want[i]) <= kTolerance * magnitude[i])) return false;
+    if (!(std::fabs(got[i] - want[i]) <= tolerance * magnitude[i])) return false;
   return true;
 }
 
-void check_values(Sequence& s, const std::vector<float>& out, int32_t group, int32_t head_dim,
+void check_values(Sequence& s, const std::vector<float>& out, const Shape& shape,
                   const std::string& what) {
+  const int32_t head_dim = shape.head_dim;
   std::vector<double> want(head_dim), magnitude(head_dim);
+  auto near = [&](const float* x) { return near_reference(shape.format, x, want, magnitude); };
   for (int64_t t = 0; t < s.length(); t += t < 70 ? 1 : 37)
-    for (int32_t h = 0; h < group; h++) {
+    for (int32_t h = 0; h < shape.group; h++) {
       s.reference(t, h, want.data(), magnitude.data());
       const float* got = &out[t * s.width() + h * head_dim];
-      check(near_reference(got, want, magnitude), what + ": value at " + std::to_string(t));
+      check(near(got), what + ": value at " + std::to_string(t));
       if (t % 32 != 5) continue;
       std::vector<float> zeroed(head_dim), doubled(got, got + head_dim), shifted(head_dim);
+      std::vector<float> swollen(got, got + head_dim);
       for (float& x : doubled) x *= 2;
+      for (float& x : swollen) x *= 1.01f;  // a percent: as much as a wrong scale of int8 may be
       for (int i = 0; i < head_dim; i++) shifted[i] = got[(i + 1) % head_dim];
-      check(!near_reference(zeroed.data(), want, magnitude), what + ": a zeroed output passes");
-      check(!near_reference(doubled.data(), want, magnitude), what + ": a doubled output passes");
-      check(!near_reference(shifted.data(), want, magnitude), what + ": a shifted output passes");
+      check(!near(zeroed.data()), what + ": a zeroed output passes");
+      check(!near(doubled.data()), what + ": a doubled output passes");
+      check(!near(shifted.data()), what + ": a shifted output passes");
+      check(shape.format == KVFormat::bf16 || !near(swollen.data()),
+            what + ": an output that is 1 % too large passes");
     }
 }
 
@@ -252,6 +264,12 @@ void sweep(const std::vector<Isa>& isas) {
   for (int64_t window : {1, 2, 31, 32, 33, 64, 65, 100}) shapes.push_back({2, 32, window, 0});
   shapes.push_back({3, 64, 0, 20.0f});
   shapes.push_back({4, 128, 48, 5.0f});
+  for (KVFormat format : {KVFormat::fp16, KVFormat::int8}) {
+    for (int32_t head_dim : {16, 48, 64, 256}) shapes.push_back({3, head_dim, 0, 0, format});
+    for (int32_t group : {1, 2, 4, 6, 8}) shapes.push_back({group, 64, 0, 0, format});
+    for (int64_t window : {1, 31, 33, 65}) shapes.push_back({2, 32, window, 0, format});
+    shapes.push_back({4, 128, 48, 5.0f, format});
+  }
   uint32_t seed = 0;
   for (const Shape& shape : shapes) {
     seed++;
@@ -263,7 +281,7 @@ void sweep(const std::vector<Isa>& isas) {
       if (first.empty()) first = want;
       check(same_bits(want.data(), first.data(), want.size()), what + ": bits differ");
       Sequence s(isa, shape, length, seed);
-      check_values(s, want, shape.group, shape.head_dim, what);
+      check_values(s, want, shape, what);
       for (int64_t chunk : {2, 7, 32, 64, 201})
         check_chunks(isa, shape, want, length, seed, chunk, what);
       check_written_ahead(isa, shape, want, length, seed, what);
@@ -273,7 +291,9 @@ void sweep(const std::vector<Isa>& isas) {
 
 // Over several splits: decode at chosen positions, and items that straddle a split.
 void long_context(const std::vector<Isa>& isas) {
-  for (const Shape& shape : {Shape{3, 64, 0, 0}, Shape{1, 32, 1500, 0}, Shape{2, 16, 0, 10.0f}}) {
+  for (const Shape& shape :
+       {Shape{3, 64, 0, 0}, Shape{1, 32, 1500, 0}, Shape{2, 16, 0, 10.0f},
+        Shape{2, 32, 0, 0, KVFormat::fp16}, Shape{2, 32, 1500, 10.0f, KVFormat::int8}}) {
     const int64_t length = 2300;
     std::vector<float> first;
     for (const Isa& isa : isas) {
@@ -301,8 +321,7 @@ void long_context(const std::vector<Isa>& isas) {
       s.run(1001, 1041, straddle.data());
       check(same_bits(straddle.data(), &whole[1001 * s.width()], straddle.size()),
             what + ": an item over a split border differs");
-      if (isa.attention == isas.back().attention)
-        check_values(s, whole, shape.group, shape.head_dim, what);
+      if (isa.attention == isas.back().attention) check_values(s, whole, shape, what);
     }
   }
 }
@@ -310,7 +329,10 @@ void long_context(const std::vector<Isa>& isas) {
 // What a row may not see may hold anything, whoever else sees it.
 void others_are_infinite(const std::vector<Isa>& isas) {
   for (const Isa& isa : isas)
-    for (const Shape& shape : {Shape{3, 64, 0, 0}, Shape{1, 80, 40, 0}, Shape{2, 32, 0, 15.0f}}) {
+    for (const Shape& shape :
+         {Shape{3, 64, 0, 0}, Shape{1, 80, 40, 0}, Shape{2, 32, 0, 15.0f},
+          Shape{3, 64, 40, 0, KVFormat::fp16}, Shape{3, 64, 0, 0, KVFormat::int8},
+          Shape{1, 80, 40, 15.0f, KVFormat::int8}}) {
       const int64_t length = 150, last = 90;  // odd and even borders within tiles and pages
       const auto want = decode_all(isa, shape, length, 8);
       for (int64_t end : {last, last + 1}) {
@@ -328,8 +350,8 @@ void others_are_infinite(const std::vector<Isa>& isas) {
 
 // A row whose logits are all -infinity has nothing in the tile; its neighbours in the register tile
 // keep their bits.
-void overflowed_rows(const std::vector<Isa>& isas) {
-  const Shape shape{3, 32, 0, 0};
+void overflowed_rows(const std::vector<Isa>& isas, KVFormat format) {
+  const Shape shape{3, 32, 0, 0, format};
   const int64_t length = 130;
   for (const Isa& isa : isas) {
     Sequence plain(isa, shape, length, 21), odd(isa, shape, length, 21);
@@ -350,42 +372,14 @@ void overflowed_rows(const std::vector<Isa>& isas) {
   }
 }
 
-void layout(const std::vector<Isa>& isas) {
-  for (const Isa& isa : isas)
-    for (int32_t d : {16, 80, 128}) {
-      std::mt19937 random(5);
-      std::vector<uint16_t> page(kv_head_bytes(d) / 2 + 64, 0xabcd);
-      std::vector<uint8_t> written(page.size());
-      for (int32_t slot : {0, 1, 15, 16, 31}) {
-        const auto k = normal(random, d), v = normal(random, d);
-        isa.attention->store(k.data(), v.data(), d, slot, reinterpret_cast<uint8_t*>(page.data()));
-        for (int32_t i = 0; i < d; i++) {
-          const size_t ik = (((slot / 16) * (d / 2) + i / 2) * 16 + slot % 16) * 2 + i % 2;
-          const size_t iv = kPageTokens * d + ((slot / 2) * d + i) * 2 + slot % 2;
-          written[ik] = written[iv] = 1;
-          float x;
-          uint32_t bits = uint32_t(page[ik]) << 16;
-          memcpy(&x, &bits, 4);
-          check(x == to_bf16(k[i]), std::string(isa.name) + " store K");
-          bits = uint32_t(page[iv]) << 16;
-          memcpy(&x, &bits, 4);
-          check(x == to_bf16(v[i]), std::string(isa.name) + " store V");
-        }
-      }
-      for (size_t i = 0; i < page.size(); i++)
-        check(written[i] || page[i] == 0xabcd, std::string(isa.name) + " store: other slots");
-    }
-}
-
 }  // namespace
 
 int main() {
   flush_denormals();
   const auto isas = instruction_sets();
-  layout(isas);
   sweep(isas);
   others_are_infinite(isas);
-  overflowed_rows(isas);
+  for (int f = 0; f < int(KVFormat::count); f++) overflowed_rows(isas, KVFormat(f));
   long_context(isas);
   return finish("attention_test");
 }

@@ -45,14 +45,14 @@ struct Isa {
   const char* name;
   const invar::LinearKernels* linear;
   const invar::RowKernels* rows;
-  const invar::AttentionKernels* attention;
+  const invar::AttentionKernels* attention;  // [KVFormat]
   const invar::SamplingKernels* sampling;
 };
 
 inline std::vector<Isa> instruction_sets() {
   using namespace invar;
 #define INVAR_TABLES(isa) \
-  {#isa, &isa::linear_kernels, &isa::row_kernels, &isa::attention_kernels, &isa::sampling_kernels}
+  {#isa, &isa::linear_kernels, &isa::row_kernels, isa::attention_kernels, &isa::sampling_kernels}
   std::vector<Isa> r = {INVAR_TABLES(portable)};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))

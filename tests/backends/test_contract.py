@@ -10,8 +10,9 @@ from golden.tiny_models import TINY_MODELS, load_golden, model_path
 
 from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, poison, run
 from invar.graph.contract import ACTIVATION_FORMATS, ActivationFormat
-from invar.graph.graph import GraphError
+from invar.graph.graph import Graph, GraphError, KVFormat
 from invar.graph.interpreter import Interpreter
+from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
@@ -29,23 +30,29 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
-def logits_of(source: Any, ids: list[int], **options: Any) -> np.ndarray:
-    runner = make_runner(registry.build(source), source, **options)
+def graph_of(source: Any, kv_format: KVFormat) -> Graph:
+    return with_kv_format(registry.build(source), kv_format)
+
+
+def logits_of(source: Any, ids: list[int], kv_format: KVFormat = KVFormat.BF16) -> np.ndarray:
+    runner = make_runner(graph_of(source, kv_format), source)
     poison(runner)
     run(runner, Piece(ids, 0, pages_for(len(ids), 1)))
     return runner.logits(1)[0]
 
 
-def contract(source: Any, ids: list[int]) -> np.ndarray:
-    interpreter = Interpreter(registry.build(source), source, "contract")
+def contract(source: Any, ids: list[int], kv_format: KVFormat = KVFormat.BF16) -> np.ndarray:
+    interpreter = Interpreter(graph_of(source, kv_format), source, "contract")
     return np.asarray(interpreter.step(interpreter.new_sequence(), ids)[-1])
 
 
+@pytest.mark.parametrize("kv_format", KVFormat)
 @pytest.mark.parametrize("name", TINY_MODELS)
-def test_golden_models(name: str) -> None:
+def test_golden_models(name: str, kv_format: KVFormat) -> None:
     ids = load_golden(name).token_ids
     with GGUFFile(model_path(name)) as source:
-        assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
+        found, expected = logits_of(source, ids, kv_format), contract(source, ids, kv_format)
+        assert worst(found, expected) < ONE_CODE
 
 
 def test_mixed_formats() -> None:
@@ -73,6 +80,19 @@ def test_quantised_formats(kind: QuantType) -> None:
     source = llama_source(matrices_in(kind), layers=1)
     ids = np.random.default_rng(5).integers(0, 320, 40).tolist()
     assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
+
+
+@pytest.mark.parametrize("kv_format", [KVFormat.FP16, KVFormat.INT8])
+def test_kv_formats(kv_format: KVFormat) -> None:
+    """Where nothing but K and V is rounded, no other format would pass for this one."""
+    source = llama_source(matrices_in(QuantType.F32))
+    ids = np.random.default_rng(7).integers(0, 320, 75).tolist()
+    found = logits_of(source, ids, kv_format)
+    assert worst(found, contract(source, ids, kv_format)) < 50 * FP32_NOISE
+    for other in set(KVFormat) - {kv_format}:
+        assert worst(found, contract(source, ids, other)) > 100 * FP32_NOISE
+    for wrong in (0 * found, 2 * found, 1.01 * found, np.roll(found, 1)):
+        assert worst(wrong, contract(source, ids, kv_format)) > 100 * FP32_NOISE
 
 
 EXACT_ACTIVATIONS = [QuantType.F32, QuantType.F16]

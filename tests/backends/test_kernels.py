@@ -9,6 +9,7 @@ import pytest
 from invar import _native
 from invar.backends.cpu.formats import WEIGHT_FORMATS
 from invar.graph.contract import round_activation
+from invar.graph.graph import KVFormat
 from invar.weights.formats import QuantType, dequantize, quantize
 
 ISAS = _native.cpu_info()["available_isas"]
@@ -51,17 +52,42 @@ def test_dequantized_rows_equal_the_gguf_package(kind: QuantType, isa: str) -> N
         assert found.tobytes() == expected.astype(np.float32).tobytes()
 
 
+def attention_of(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    window: int,
+    scale: float,
+    kv_format: KVFormat,
+    isa: str,
+) -> np.ndarray:
+    return _native.kernels.attention(q, k, v, window, scale, kv_format=kv_format, isa=isa)
+
+
+# Of the largest value. bf16: q, K, V and the probabilities have eight bits; fp16: K and V have
+# eleven; int8: K and V are within half of 1 / 127 of the largest of their head.
+KV_STEPS = {KVFormat.BF16: 2**-8, KVFormat.FP16: 2**-11, KVFormat.INT8: 1 / 127}
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 16), (8, 1, 128)])
 @pytest.mark.parametrize(("tokens", "kv_len", "window"), [(1, 1, 0), (5, 70, 0), (33, 1100, 40)])
+@pytest.mark.parametrize("kv_format", KVFormat)
 def test_attention(
-    heads: int, kv_heads: int, head_dim: int, tokens: int, kv_len: int, window: int, isa: str
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    tokens: int,
+    kv_len: int,
+    window: int,
+    kv_format: KVFormat,
+    isa: str,
 ) -> None:
     rng = np.random.default_rng(tokens)
     q = rng.standard_normal((tokens, heads, head_dim)).astype(np.float32)
     k, v = rng.standard_normal((2, kv_len, kv_heads, head_dim)).astype(np.float32)
     scale = head_dim**-0.5
-    found = _native.kernels.attention(q, k, v, window, scale, 0.0, isa)
+    found = attention_of(q, k, v, window, scale, kv_format, isa)
     group = heads // kv_heads
     scores = np.einsum("thd,khd->htk", q * scale, np.repeat(k, group, axis=1))
     distance = np.arange(kv_len - tokens, kv_len)[:, None] - np.arange(kv_len)
@@ -69,12 +95,9 @@ def test_attention(
     weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
     expected = np.einsum("htk,khd->thd", weight, np.repeat(v, group, axis=1))
-    # q, k, v and the probabilities are rounded to bf16: eight bits.
-    assert np.abs(found - expected).max() < 2**-8 * np.abs(v).max()
-    assert (
-        found.tobytes()
-        == _native.kernels.attention(q, k, v, window, scale, 0.0, ISAS[-1]).tobytes()
-    )
+    assert np.abs(found - expected).max() < KV_STEPS[kv_format] * np.abs(v).max()
+    same = attention_of(q, k, v, window, scale, kv_format, ISAS[-1])
+    assert found.tobytes() == same.tobytes()
 
 
 @pytest.mark.parametrize("isa", ISAS)

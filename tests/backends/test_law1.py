@@ -14,16 +14,20 @@ from golden.tiny_models import model_path
 from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, poison, run
 from invar import _native
 from invar.backends.cpu.runner import CpuRunner
+from invar.graph.graph import KVFormat
+from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
 
 MODELS = ("mixed", "float", "gemma3_pattern6", "mistral_window")
+KV_FORMATS = ("float fp16", "mixed int8", "gemma3_pattern6 int8")  # K and V not in bf16
 LENGTH = 83  # across pages, tiles and chunks
 
 
 @cache
 def source_of(model: str) -> Any:
+    model = model.split()[0]
     if model == "mixed":
         return llama_source(MIXED)
     if model == "float":
@@ -32,8 +36,10 @@ def source_of(model: str) -> Any:
 
 
 def runner_of(model: str, **options: Any) -> CpuRunner:
-    source = source_of(model)
-    runner = make_runner(registry.build(source), source, **options)
+    source, graph = source_of(model), registry.build(source_of(model))
+    for kv_format in model.split()[1:]:
+        graph = with_kv_format(graph, KVFormat(kv_format))
+    runner = make_runner(graph, source, **options)
     poison(runner)
     return runner
 
@@ -62,13 +68,13 @@ def assert_same(model: str, logits: np.ndarray) -> None:
     assert logits.tobytes() == expected(model)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS + KV_FORMATS)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 17, 64, LENGTH])
 def test_any_chunk_size(model: str, chunk: int) -> None:
     assert_same(model, in_chunks(runner_of(model), prompt_of(model), chunk, pages_for(LENGTH, 3)))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS + KV_FORMATS)
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 @pytest.mark.parametrize("isa", _native.cpu_info()["available_isas"])
 def test_any_number_of_threads_and_instruction_set(model: str, threads: int, isa: str) -> None:
@@ -77,7 +83,7 @@ def test_any_number_of_threads_and_instruction_set(model: str, threads: int, isa
     assert_same(model, in_chunks(runner, prompt_of(model), 9, pages_for(LENGTH, 8)))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS + KV_FORMATS)
 def test_in_a_batch_of_strangers(model: str) -> None:
     runner = runner_of(model)
     ids, stranger = prompt_of(model), prompt_of(model, 1)
@@ -91,7 +97,7 @@ def test_in_a_batch_of_strangers(model: str) -> None:
     assert_same(model, runner.logits(3)[1])
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODELS + KV_FORMATS)
 def test_decode_rows_among_strangers(model: str) -> None:
     """One row at a time, beside 0 … 12 other rows: both ways to share out linear work."""
     runner = runner_of(model)

@@ -23,7 +23,8 @@ from invar import _native
 from invar.backends.cpu.layout import Buffer, place_buffers, plan_slabs
 from invar.backends.cpu.memory import DoesNotFit, plan_memory
 from invar.backends.cpu.runner import CpuRunner
-from invar.graph.graph import CacheGroup
+from invar.graph.graph import CacheGroup, KVFormat
+from invar.graph.passes import with_kv_format
 from invar.models import registry
 
 IDS = np.random.default_rng(7).integers(0, 320, 70).tolist()
@@ -184,6 +185,8 @@ def test_fingerprint_is_of_the_build_not_of_the_machine() -> None:
     base = of()
     assert of(threads=1, isa="portable", max_tokens_per_step=7, kv_budget_bytes=9 << 20) == base
     assert of(max_model_len=64) != base
+    formats = [with_kv_format(graph, kv_format) for kv_format in KVFormat]
+    assert len({make_runner(one, source).info.fingerprint for one in formats}) == len(KVFormat)
     source.bytes["blk.1.ffn_norm.weight"][0, 3] ^= 1
     assert of() != base
 

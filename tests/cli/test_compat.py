@@ -70,6 +70,14 @@ def test_one_notice_where_there_is_nothing_to_do(command: str, words: list[str])
     assert "\n" not in rewritten.notices[0]
 
 
+def test_formats_of_k_and_v_are_one_option() -> None:
+    words = ["-ctk", "q8_0", "--cache-type-v", "q8_0"]
+    rewritten = typed("run", *words)
+    assert set(rewritten.argv) == {"--kv-cache-dtype=int8"}
+    assert engine_config(PARSERS["run"].parse_args(rewritten.argv)).kv_format == "int8"
+    assert typed("serve", "-ctv", "f16").argv == ["--kv-cache-dtype=fp16"]
+
+
 def test_values_that_ask_for_nothing_are_silent() -> None:
     assert typed("run", "-ngl", "0", "--xtc-probability", "0").notices == []
 
@@ -85,6 +93,8 @@ def test_values_that_ask_for_nothing_are_silent() -> None:
     ("run", ["-p"], "a value must follow"),
     ("run", ["--raw=yes"], "takes no value"),
     ("run", ["--color", "maybe"], "--color maybe: not one of auto, on, off"),
+    ("run", ["-ctk", "q4_0"], "-ctk q4_0: not supported; one of bf16, f16, q8_0"),
+    ("run", ["-ctk", "q8_0", "-ctk", "f16"], "-ctk: asks for .*fp16, after .*int8"),
 ])  # fmt: skip
 def test_errors_name_what_is_near(command: str, words: list[str], hint: str) -> None:
     with pytest.raises(CommandLineError, match=hint) as error:

@@ -13,8 +13,12 @@ from backends.batches import llama_source
 from golden.tiny_models import model_path
 from models.memory_source import MemorySource
 
+from invar import _native
+from invar.backends.cpu.layout import page_bytes
 from invar.backends.cpu.plan_report import PlanReport, report_plan
 from invar.cli.inspect import as_text, describe, plan_text
+from invar.graph.graph import KVFormat
+from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
@@ -32,7 +36,7 @@ def report_of(tmp_path: Path, **values: Any) -> dict[str, Any]:
         if value is None:
             del source.metadata[f"llama.{name}"]
     with GGUFFile(source.write(tmp_path / "x.gguf")) as file:
-        return describe(file, None)
+        return describe(file, None, "bf16")
 
 
 def test_heads_of_zero_leave_memory_unknown(tmp_path: Path) -> None:
@@ -46,6 +50,18 @@ def test_heads_by_layer_count_where_they_are(tmp_path: Path) -> None:
     counts = np.array([2, 0], np.int32)  # the second layer has no attention
     report = report_of(tmp_path, **{"attention.head_count_kv": counts})
     assert report["memory"]["kv_bytes_per_token"] == 2 * 2 * 16 * 2
+
+
+@pytest.mark.parametrize(("kv_format", "size"), [("bf16", 64), ("fp16", 64), ("int8", 40)])
+def test_kv_memory_follows_its_format(kv_format: str, size: int) -> None:
+    """K and V of a head of 16: two bytes a value, or one and two scales."""
+    with GGUFFile(model_path("llama_gqa")) as file:
+        memory = describe(file, [100], kv_format)["memory"]
+        groups = with_kv_format(registry.build(file), KVFormat(kv_format)).groups
+    heads = sum(group.layers * group.kv_heads for group in groups)
+    assert memory["kv_bytes_per_token"] == size * heads
+    assert memory["kv_bytes_per_request"] == {"100": 100 * size * heads}
+    assert sum(page_bytes(group) for group in groups) == _native.PAGE_TOKENS * size * heads
 
 
 @pytest.mark.parametrize(

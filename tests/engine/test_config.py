@@ -38,7 +38,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, nearest: str) ->
         ("swap_space", 32),
         ("enable_chunked_prefill", False),
         ("prefix_caching_hash_algo", "sha256"),
-        ("kv_cache_dtype", "fp8"),
         ("dtype", "float16"),
         ("block_size", 16),
         ("cpu_offload_gb", 4),
@@ -114,7 +113,8 @@ def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
         ("model", ""),
         ("scheduling_policy", "lifo"),
         ("scheduling_policy", ["fcfs"]),
-        ("kv_cache_dtype", "fp3"),
+        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "INT8"),
         ("kv_cache_dtype", 8),
         ("dtype", "int8"),
         ("dtype", None),
@@ -137,6 +137,22 @@ def test_more_devices_than_there_are_is_refused_with_the_count() -> None:
 def test_bad_values_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}"):
         EngineConfig.from_args(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "names"),
+    [
+        ("bf16", ["auto", "bfloat16", "bf16"]),
+        ("fp16", ["float16", "fp16"]),
+        ("int8", ["int8", "int8_per_token_head"]),
+    ],
+)
+def test_kv_formats_have_the_peers_names(
+    kv_format: str, names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names:
+        assert EngineConfig.from_args(kv_cache_dtype=name).kv_format == kv_format
+    assert not caplog.records
 
 
 def test_errors_of_choices_name_what_is_allowed() -> None:

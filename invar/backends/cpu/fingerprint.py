@@ -25,9 +25,10 @@ SAMPLE_BYTES = 1024
 def fingerprint(graph: Graph, source: WeightSource, *, max_model_len: int, vocab_size: int) -> str:
     """16 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=8)
-    build = ("cpu", _native.NUMERIC_VERSION, "kv bf16", max_model_len, vocab_size)
+    build = ("cpu", _native.NUMERIC_VERSION, max_model_len, vocab_size)
     digest.update(repr(build).encode())
-    digest.update(repr(graph).encode())  # ropes, scales, window sizes, the order of operations
+    # KV formats, ropes, scales, window sizes, the order of operations
+    digest.update(repr(graph).encode())
     metadata: Mapping[str, Any] = getattr(source, "metadata", {})
     for key in sorted(metadata):
         if not key.startswith("tokenizer."):  # the graph counts ids, it does not read their text

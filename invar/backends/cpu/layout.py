@@ -74,7 +74,7 @@ class SlabLayout:
 
 
 def page_bytes(group: CacheGroup) -> int:
-    return group.layers * group.kv_heads * _native.kv_head_bytes(group.head_dim)
+    return group.layers * group.kv_heads * _native.kv_head_bytes(group.kv_format, group.head_dim)
 
 
 def plan_slabs(groups: Sequence[CacheGroup]) -> SlabLayout:

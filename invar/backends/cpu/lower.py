@@ -23,6 +23,7 @@ from invar import _native
 from invar.backends.cpu.formats import weight_format
 from invar.backends.cpu.layout import Buffer, WeightPart
 from invar.backends.cpu.lowered import (
+    AttentionShape,
     Call,
     FirstFault,
     HeadUse,
@@ -392,7 +393,7 @@ class _Lowering:
         act_format = self.only_format(op.out)
         if act_format and per_kv_head * group.head_dim % ACT_BLOCKS[act_format]:
             act_format = None
-        self.result.attention_shapes.add((per_kv_head, group.head_dim))
+        self.result.attention.add(AttentionShape(group.kv_format, per_kv_head, group.head_dim))
         self.begin("")
         self.call(
             "attention",

@@ -7,7 +7,7 @@ from typing import Any
 
 from invar.backends.cpu.layout import Buffer, PackedWeight, WeightLayout
 from invar.graph.fused import FusedOp
-from invar.graph.graph import Rope
+from invar.graph.graph import KVFormat, Rope
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,15 @@ class Call:
     op: FusedOp | None = None  # that it is part of; None: the plan's own
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """What the scratch of attention depends on."""
+
+    kv_format: KVFormat
+    heads: int  # of q, per KV head
+    head_dim: int
+
+
 PHASES = ("begin_rows", "begin_linear", "attention", "sample")  # calls that begin one
 
 
@@ -65,7 +74,7 @@ class Lowered:
     embedding: str = ""
     logits: Buffer | None = None
     tile_columns: int = 0  # of the widest linear part
-    attention_shapes: set[tuple[int, int]] = field(default_factory=set)  # (heads per KV, head_dim)
+    attention: set[AttentionShape] = field(default_factory=set)
     checked: list[FusedOp] = field(default_factory=list)  # check n is of the value of operation n-1
 
     @property

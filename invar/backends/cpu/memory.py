@@ -98,7 +98,7 @@ def plan_memory(
         sampling_scratch_bytes=_native.sampling_scratch_bytes(isa, vocab_size),
         partials=_native.attention_partials(threads, max_model_len),
         partial_bytes=max(
-            (_native.attention_partial_bytes(*shape) for shape in lowered.attention_shapes),
+            (_native.attention_partial_bytes(of.heads, of.head_dim) for of in lowered.attention),
             default=0,
         ),
     )
@@ -126,8 +126,8 @@ def usable_threads() -> int:
 
 def _scratch_bytes(lowered: Lowered, isa: str) -> int:
     sizes = [
-        _native.attention_scratch_bytes(isa, group, head_dim)
-        for group, head_dim in lowered.attention_shapes
+        _native.attention_scratch_bytes(isa, of.kv_format, of.heads, of.head_dim)
+        for of in lowered.attention
     ]
     if lowered.tile_columns:
         sizes.append(_native.linear_scratch_bytes(lowered.tile_columns))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from invar import _native
-from invar.backends.cpu.layout import Buffer
+from invar.backends.cpu.layout import Buffer, page_bytes
 from invar.backends.cpu.lower import lower
 from invar.backends.cpu.lowered import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
 from invar.graph.fused import FusedGraph
@@ -133,7 +133,7 @@ class _Counted:
         if call.method not in ("attention", "part_cache", "store_kv"):
             return 0
         group = self.groups[call.arguments["group"]]
-        per_token = group.kv_heads * _native.kv_head_bytes(group.head_dim) // _native.PAGE_TOKENS
+        per_token = page_bytes(replace(group, layers=1)) // _native.PAGE_TOKENS
         seen = min(self.context, group.window or self.context)
         return int(per_token * (seen if call.method == "attention" else 1))
 

@@ -80,6 +80,18 @@ static inline float half(uint16_t h) {
   float x = e ? std::ldexp((float)(1024 + m), e - 25) : std::ldexp((float)m, -24);
   return h & 0x8000 ? -x : x;
 }
+// Nearest-even; overflow to infinity, NaN keeps its sign and highest bits.
+static inline uint16_t to_half(float x) {
+  uint32_t b;
+  memcpy(&b, &x, 4);
+  const uint16_t sign = b >> 16 & 0x8000;
+  b &= 0x7fffffff;
+  if (b > 0x7f800000) return sign | 0x7e00 | (b >> 13 & 0x3ff);
+  if (b >= 0x477ff000) return sign | 0x7c00;
+  memcpy(&x, &b, 4);
+  if (b < 0x38800000) return sign | (uint16_t)std::nearbyint((double)x * (1 << 24));
+  return sign | (uint16_t)((b - (112u << 23) + 0xfff + (b >> 13 & 1)) >> 13);
+}
 static inline uint16_t to_bf16(float x) {
   uint32_t u = get<uint32_t>(x, 0), magnitude = u & 0x7fffffff;
   if (magnitude < 0x800000) return (uint16_t)(u >> 16 & 0x8000);
@@ -208,6 +220,10 @@ static inline __m512 _mm512_dpbf16_ps(__m512 acc, __m512bh a, __m512bh b) {
 static inline __m256bh _mm512_cvtneps_pbh(__m512 a) {
   using namespace emulated;
   return {lanes<__m256i, uint16_t>([&](int i) { return to_bf16(a.f[i]); })};
+}
+static inline __m256i _mm512_cvtps_ph(__m512 a, int) {
+  using namespace emulated;
+  return lanes<__m256i, uint16_t>([&](int i) { return to_half(a.f[i]); });
 }
 static inline __m128i _mm512_cvtepi32_epi8(__m512i a) {
   using namespace emulated;
