@@ -14,10 +14,12 @@ import numpy as np
 from invar.backends.runner import Runner, StepResult
 from invar.engine.batch import BatchBuilder
 from invar.engine.kv import KVMemory
+from invar.engine.page_store import PageStore
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason
 from invar.engine.results import StepReader
 from invar.engine.scheduler import POLICIES, Scheduler
 from invar.engine.state import Chunk, RequestState
+from invar.engine.stored_prefix import StoredPrefixes
 
 NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token is allowed)"
 
@@ -39,6 +41,10 @@ class EngineStats:
     prompt_tokens: int  # rows of prompts run; recomputed ones count again
     generated_tokens: int
     steps: int
+    store_tokens: int  # of prompts that were read from the page store
+    store_pages_written: int
+    store_pages_read: int
+    store_bytes: int  # on disk
 
 
 class Engine:
@@ -53,12 +59,19 @@ class Engine:
         max_num_batched_tokens: int | None = None,
         policy: str = "fcfs",
         prefix_caching: bool = True,
+        store: PageStore | None = None,
+        store_salted: bool = False,
         poison_freed_pages: bool = False,
     ) -> None:
         """The limits default to the runner's own. prefix_caching: computed prefixes are kept and
-        reused. poison_freed_pages: fill them with NaN (tests)"""
+        reused. store: on disk too; the engine's from now on. store_salted: also those of requests
+        with a `cache_salt`. poison_freed_pages: fill them with NaN (tests)"""
         info = runner.info
         self.runner = runner
+        self.page_store = store
+        prefixes = None
+        if store is not None:
+            prefixes = StoredPrefixes(store, runner, info.groups, salted=store_salted)
         self.max_model_len = min(max_model_len or info.max_model_len, info.max_model_len)
         chunk = min(max_num_batched_tokens or info.max_tokens_per_step, info.max_tokens_per_step)
         self.memory = KVMemory(
@@ -67,6 +80,7 @@ class Engine:
             max_chunk=chunk,
             copy_pages=runner.copy_pages,
             caching=prefix_caching,
+            prefixes=prefixes,
             on_free=runner.clear_pages if poison_freed_pages else None,
         )
         self.scheduler = Scheduler(
@@ -129,6 +143,7 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
+        store, prefixes = self.page_store, self.memory.prefixes
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -141,6 +156,10 @@ class Engine:
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             steps=self.steps,
+            store_tokens=0 if prefixes is None else prefixes.num_read_tokens,
+            store_pages_written=0 if store is None else store.pages_written,
+            store_pages_read=0 if store is None else store.pages_read,
+            store_bytes=0 if store is None else store.bytes,
         )
 
     def check_integrity(self) -> None:
@@ -160,6 +179,9 @@ class Engine:
             assert state.num_computed_tokens == 0
 
     def close(self) -> None:
+        """Writes what is on its way to disk, and gives all memory back."""
+        if self.page_store is not None:
+            self.page_store.close()
         self.runner.close()
 
     def _check(self, request: EngineRequest) -> None:

@@ -16,12 +16,18 @@ S is C rounded down to a page, or 0 without prefix caching; then `extend` frees 
 window. F is 0 in a group without a window. H is a multiple of the page. Table entries of ``[0, F)``
 repeat the first kept page: whatever a kernel loads for masked positions is an address it may read.
 
+Where a page store is behind the tree (see `invar.engine.stored_prefix`), a request may begin with
+pages that are still to be read: they are its own, and it does not run before all of them are there.
+Then they go to the tree at once. F is that of their end from the beginning.
+
 A page that the tree has in part only is copied whole: what lies behind the matching tokens is
 written by the request before it is read, as in any page that somebody else had before.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +39,7 @@ from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of
 from invar.engine.pages import PageIds, PagePool
 from invar.engine.radix import Match, RadixTree, behind_window
 from invar.engine.radix_node import Node
+from invar.engine.stored_prefix import StoredPrefix, StoredPrefixes
 
 TokenIds = npt.NDArray[np.int32]
 CopyPages = Callable[[int, PageIds, PageIds], None]  # (group, from, to)
@@ -57,6 +64,7 @@ class Holding:
     computed: int  # tokens
     publishes: bool  # its whole pages go to the tree
     generation: int  # of the tree when it came
+    stored: StoredPrefix | None = None  # what it has to do with the page store
 
 
 class KVMemory:
@@ -70,15 +78,17 @@ class KVMemory:
         max_chunk: int,
         copy_pages: CopyPages,
         caching: bool = True,
+        prefixes: StoredPrefixes | None = None,
         on_free: Callable[[int, PageIds], None] | None = None,
     ) -> None:
         """max_chunk: most rows of one request in a step. caching: whether computed prefixes are
-        kept and reused. on_free(group, page ids): tests' poison"""
+        kept and reused. prefixes: those on disk. on_free(group, page ids): tests' poison"""
         self.arbiter = SlabArbiter(info.slabs)
         self.pools = tuple(PagePool(group, self.arbiter) for group in info.groups)
         self.max_chunk = max_chunk
         self.copy_pages = copy_pages
         self.caching = caching
+        self.prefixes = prefixes
         self.on_free = on_free
         self.tree = RadixTree(self.pools, self._free)
         shape = (info.max_sequences, pages_of(max_model_len))
@@ -97,7 +107,8 @@ class KVMemory:
         alone: bool = False,
     ) -> tuple[int, int] | None:
         """Mutates: a slot with pages for the first `tokens` ids, and how many of the first
-        `reusable` ones are computed already; None when memory is short.
+        `reusable` ones are computed already; None when memory is short. More of them may be on
+        disk: then `is_fetching`, and the request must not run before `fetch` has read them.
 
         ids: of the whole request; what is not known yet may be filled in later. alone: nothing is
         reused or kept, and what is cached goes; nobody else may hold pages then.
@@ -112,11 +123,18 @@ class KVMemory:
         caching = self.caching and not alone
         while True:
             match = self.match(ids, reusable, salt) if caching else Match()
-            slot = self._take_slot(ids, tokens, match, salt, caching)
+            stored = None
+            if caching and self.prefixes is not None:
+                stored = self.prefixes.find(salt, ids, match.pages, reusable // PAGE_TOKENS)
+            if stored is not None and stored.fetching:  # more than a tail
+                match = Match(match.node, match.pages)
+            slot = self._take_slot(ids, tokens, match, salt, caching, stored)
             if slot is None and not self.held and match.tokens:
                 # Nobody is left to wait for: what matches lies scattered over too many slabs.
                 self.tree.clear()
             elif slot is None or not match.tail_tokens or self._copy_tail(slot, match):
+                if slot is not None and stored is not None and self.prefixes is not None:
+                    self.prefixes.prefetch(stored, ids)
                 return None if slot is None else (slot, match.tokens)
             else:  # the page to copy from was evicted meanwhile
                 self.give_back(slot)
@@ -148,14 +166,18 @@ class KVMemory:
         holding = self.held[slot]
         holding.computed = computed
         begin, end = holding.shared, computed // PAGE_TOKENS
-        if begin == end or not holding.publishes:
+        if not holding.publishes:
             return
-        data = holding.ids[begin * PAGE_TOKENS : end * PAGE_TOKENS].tobytes()
-        own = [table[slot, begin:end].copy() for table in self.tables]
-        holding.node, kept = self.tree.insert(holding.node, data, own)
-        holding.shared = end
-        if kept is not None:
-            self._exchange(slot, begin, own, kept)
+        if begin < end:
+            data = holding.ids[begin * PAGE_TOKENS : end * PAGE_TOKENS].tobytes()
+            own = [table[slot, begin:end].copy() for table in self.tables]
+            # A window group that was read from disk lacks what lies behind the window.
+            missing = [max(0, held.first - begin) for held in holding.groups]
+            holding.node, kept = self.tree.insert(holding.node, data, own, missing)
+            holding.shared = end
+            if kept is not None:
+                self._exchange(slot, begin, own, kept)
+        self.store(slot)
 
     def _exchange(
         self, slot: int, begin: int, own: Sequence[PageIds], kept: Sequence[PageIds]
@@ -163,12 +185,56 @@ class KVMemory:
         """From page `begin` on the request uses the tree's pages in the place of its own."""
         for group, (pool, before, after) in enumerate(zip(self.pools, own, kept, strict=True)):
             twice = before != after
+            twice[: max(0, self.held[slot].groups[group].first - begin)] = False
             if twice.any():
                 pool.use(after[twice])
                 pool.drop(before[twice])
                 self._free(group, before[twice])
-                self.tables[group][slot, begin : begin + len(after)] = after
+                self.tables[group][slot, begin : begin + len(after)][twice] = after[twice]
                 self._repeat_first(slot, group)
+
+    def is_fetching(self, slot: int) -> bool:
+        """Whether pages of a request are still to be read: it must not run before."""
+        stored = self.held[slot].stored
+        return stored is not None and bool(stored.fetching)
+
+    def fetch(self, slot: int, until_s: float) -> int:
+        """Mutates: reads pages of a request that is fetching, without waiting for the disk, until
+        some moment on the monotonic clock; at infinity, all of them. Once they are there they are
+        as computed. Returns how many tokens are.
+
+        Raises StoreError where a page is not there any more; then the slot must be given back.
+        """
+        holding = self.held[slot]
+        stored, prefixes = holding.stored, self.prefixes
+        assert stored is not None
+        assert prefixes is not None
+        pages, wait = stored.fetching, until_s == math.inf
+        table, first = self._rows(slot)
+        while stored.fetching:
+            if not prefixes.fetch(stored, holding.ids, table, first, wait=wait):
+                return holding.computed
+            if stored.fetching and time.monotonic() >= until_s:
+                return holding.computed
+        self.advance(slot, pages.stop * PAGE_TOKENS)
+        return holding.computed
+
+    def store(self, slot: int, *, all_of_it: bool = False) -> None:
+        """Mutates the page store: gets whole pages of a request that are worth it, or all of them,
+        as far as they can be taken now."""
+        holding = self.held[slot]
+        if holding.stored is None or holding.generation != self.tree.generation:
+            return
+        assert self.prefixes is not None
+        table, first = self._rows(slot)
+        self.prefixes.keep(
+            holding.stored, holding.ids, table, first, holding.shared, all_of_it=all_of_it
+        )
+
+    def _rows(self, slot: int) -> tuple[list[PageIds], list[int]]:
+        """A request's row of each group's table, and its first page there."""
+        first = [held.first for held in self.held[slot].groups]
+        return [table[slot] for table in self.tables], first
 
     def extend(self, slot: int, end: int) -> bool:
         """Mutates: holds pages up to `end`; where one is missing, what lies behind the window of
@@ -204,6 +270,8 @@ class KVMemory:
     def clear_cache(self) -> None:
         """Mutates: no prefix computed so far is found any more."""
         self.tree.reset()
+        if self.prefixes is not None:
+            self.prefixes.store.reset()
 
     def block_tables(self, slots: np.ndarray, max_kv_len: int) -> tuple[np.ndarray, ...]:
         """Per group int32 ``[len(slots), pages of max_kv_len]``, copies."""
@@ -233,18 +301,28 @@ class KVMemory:
         return used / self.arbiter.total
 
     def _take_slot(
-        self, ids: TokenIds, tokens: int, match: Match, salt: str | None, caching: bool
+        self,
+        ids: TokenIds,
+        tokens: int,
+        match: Match,
+        salt: str | None,
+        caching: bool,
+        stored: StoredPrefix | None,
     ) -> int | None:
         node = self.tree.hold(match, salt)
         slot = self.free_slots.pop()
+        known = match.tokens
+        if stored is not None and stored.fetching:
+            known = stored.fetching.stop * PAGE_TOKENS
         groups, wanted, needed = [], [], pages_of(tokens)
         for group, (pool, table) in enumerate(zip(self.pools, self.tables, strict=True)):
             window, first, end = pool.group.window, 0, needed
             if window is not None:
-                first = behind_window(match.tokens, window)
+                first = behind_window(known, window)
                 end = min(needed, first + self._peak_pages(pool.group, tokens))
-            groups.append(Held(first, match.pages))
-            wanted.append(end - match.pages)
+            begin = max(first, match.pages)
+            groups.append(Held(first, begin))
+            wanted.append(end - begin)
             if first < match.pages:
                 self.tree.pages_of(node, group, table[slot], first)
                 pool.use(table[slot, first : match.pages])
@@ -256,6 +334,7 @@ class KVMemory:
             match.pages * PAGE_TOKENS,
             caching,
             self.tree.generation,
+            stored,
         )
         if self._make_room(wanted):
             self._take(slot, wanted)

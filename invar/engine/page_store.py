@@ -101,16 +101,16 @@ class PageStore:
         """Reads `page.groups` of a page to their spans of `out`, uint8 [slot_bytes].
 
         False where that would have to wait for the disk and `wait` is not set. None where they are
-        not there: not stored, damaged, or under this key stands something else.
+        not there: not stored, damaged, or under this key stands something else, which is forgotten.
         """
         with self._lock:
             place = self._index.get(page.key)
             if place is None or page.groups & ~place.groups:
                 return None
-            kept = place.file.page(place.slot)
-            if (kept.parent, kept.ids) != (page.parent, page.ids):
-                return None
             try:
+                kept = place.file.page(place.slot)
+                if (kept.parent, kept.ids) != (page.parent, page.ids):
+                    raise PageFileError(f"{place.file.path}: slot {place.slot} has other tokens")
                 found = place.file.read(place.slot, page.groups, out, wait=wait)
             except (OSError, PageFileError) as error:
                 logger.warning("KV store: a page is ignored: %s", error)

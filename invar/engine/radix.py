@@ -163,41 +163,43 @@ class RadixTree:
     # ------------------------------------------------------------------------------- inserting
 
     def insert(
-        self, node: Node, data: bytes, runs: Sequence[PageIds]
+        self, node: Node, data: bytes, runs: Sequence[PageIds], first: Sequence[int] | None = None
     ) -> tuple[Node, Sequence[PageIds] | None]:
         """Mutates: whole pages of ids that follow `node`, which the caller holds; the hold moves to
         the node that is returned.
 
-        runs: per group the caller's page for each; the arrays may become the tree's. Returned
-        beside the node: None where the tree had none of these ids; else per group the page for each
-        that is the tree's now.
+        runs: per group the caller's page for each; the arrays may become the tree's. first: per
+        group, the caller has none before this one. Returned beside the node: None where the tree
+        had none of these ids; else per group the page for each that is the tree's now.
         """
         kept: list[PageIds] | None = None
+        first = first or [0] * len(runs)
         position, total = 0, len(runs[0])
         while position < total:
             page = data[position * PAGE_BYTES : (position + 1) * PAGE_BYTES]
             index = bisect_left(node.keys, page)
+            missing = [max(0, begin - position) for begin in first]
             if index == len(node.keys) or node.keys[index] != page:
                 rest = [run[position:] for run in runs]
-                child = self._append(node, index, data[position * PAGE_BYTES :], rest)
+                child = self._append(node, index, data[position * PAGE_BYTES :], rest, missing)
                 stop = total
             else:
                 child = self._begun(node.children[index], data, position * PAGE_TOKENS)
                 stop = position + child.num_pages
                 kept = kept or [run.copy() for run in runs]
-                self._exchange(child, [run[position:stop] for run in kept])
+                self._exchange(child, [run[position:stop] for run in kept], missing)
             node.holders -= 1
             child.holders += 1
             node, position = child, stop
         self._touch(node)
         return node, kept
 
-    def _exchange(self, node: Node, runs: Sequence[PageIds]) -> None:
+    def _exchange(self, node: Node, runs: Sequence[PageIds], missing: Sequence[int]) -> None:
         """Of pages that are there twice the tree's stay; those that it lacks, it takes."""
-        for group, run in enumerate(runs):
+        for group, (run, first) in enumerate(zip(runs, missing, strict=True)):
             gone = node.first[group]
-            node.pages[group][:gone] = run[:gone]
-            node.first[group] = 0
+            node.pages[group][first:gone] = run[first:gone]
+            node.first[group] = min(first, gone)
             run[gone:] = node.pages[group][gone:]
         self._widen(node)
 
@@ -211,7 +213,8 @@ class RadixTree:
             self._touch(found[0])
             return False
         own = [page.copy() for page in pages]
-        self._touch(self._append(node, bisect_left(node.keys, data), data, own))
+        index = bisect_left(node.keys, data)
+        self._touch(self._append(node, index, data, own, [0] * len(own)))
         return True
 
     def _begun(self, child: Node, data: bytes, position: int) -> Node:
@@ -219,16 +222,20 @@ class RadixTree:
         whole = common_ids(child.key, data, position) // PAGE_TOKENS
         return child if whole == child.num_pages else self._split(child, whole)
 
-    def _append(self, node: Node, index: int, data: bytes, pages: list[PageIds]) -> Node:
-        """A leaf that only the caller holds grows; any other node gets a child, to stand at `index`
-        among the others, whose own the arrays of pages are from now on."""
+    def _append(
+        self, node: Node, index: int, data: bytes, pages: list[PageIds], missing: Sequence[int]
+    ) -> Node:
+        """A leaf that only the caller holds grows, unless pages are missing behind it; any other
+        node gets a child, to stand at `index` among the others, whose own the arrays of pages are
+        from now on."""
         self.num_tokens += len(data) // ID_BYTES
         if index and data.startswith(node.keys[index - 1]):
             # A partly filled page that a fuller one begins with is of no more use.
             index -= 1
             self._trim(node.children[index], 1)
-        if node.children or node.holders > 1 or node.parent is None:
+        if node.children or node.holders > 1 or node.parent is None or any(missing):
             child = self._new(node, node.end, data, pages)
+            child.first = list(missing)
             node.put(index, child)
             node = child
             self._settle(node)

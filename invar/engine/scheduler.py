@@ -7,6 +7,8 @@ one, takes pages from the last ones until it has its own, and fits alone (checke
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from bisect import insort
 from collections.abc import Iterator
 from typing import Protocol
@@ -15,6 +17,10 @@ from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.kv import KVMemory
 from invar.engine.state import Chunk, RequestState
+from invar.engine.stored_prefix import StoreError
+
+# What a step of decoding requests may be held up by reading pages for others: about what it takes.
+FETCH_S = 0.01
 
 
 class Policy(Protocol):
@@ -43,6 +49,7 @@ class Plan:
 
     def __init__(self, tokens: int) -> None:
         self.tokens_left = tokens
+        self.fetch_until_s = math.inf  # monotonic; until then pages are read from disk
         self.preempted = False
         self.chunks: dict[RequestState, Chunk] = {}
 
@@ -91,8 +98,11 @@ class Scheduler:
         # progress, so that nobody's next token waits on a stranger's prompt.
         reading = [state for state in self.running if state.num_remaining > 1]
         decoding = [state for state in self.running if state.num_remaining == 1]
+        if decoding:
+            plan.fetch_until_s = time.monotonic() + FETCH_S
         for state in itertools.chain(decoding, reading):
-            if state.slot is not None:  # not preempted by one before it
+            # Not preempted by one before it.
+            if state.slot is not None and self._fetch(state, plan):
                 self._extend(state, plan)
 
         # Then waiting ones in order, never around the first: what it needs becomes free in the end.
@@ -101,7 +111,8 @@ class Scheduler:
             state = self.waiting.pop(0)
             insort(self.running, state, key=self.policy.key)
             reading.append(state)
-            self._extend(state, plan)
+            if self._fetch(state, plan):
+                self._extend(state, plan)
         return list(plan.chunks.values())
 
     def advance(self, state: RequestState, computed: int) -> None:
@@ -123,13 +134,19 @@ class Scheduler:
         """Takes a running request's pages. It comes back by recomputation of what the cache lost
         by then, and loses no token."""
         assert state.slot is not None
+        self.memory.store(state.slot, all_of_it=True)
+        self._set_back(state)
+        state.num_preemptions += 1
+        self.num_preemptions += 1
+        self.last_victim = state
+
+    def _set_back(self, state: RequestState) -> None:
+        """A running request waits again."""
+        assert state.slot is not None
         self.running.remove(state)
         self.memory.give_back(state.slot)
         state.slot = None
         state.num_computed_tokens = 0
-        state.num_preemptions += 1
-        self.num_preemptions += 1
-        self.last_victim = state
         insort(self.waiting, state, key=self.policy.key)
 
     def states(self) -> Iterator[RequestState]:
@@ -168,9 +185,20 @@ class Scheduler:
             self.found_no_room = (state, self.memory.num_releases)
             return False
         state.slot, state.num_computed_tokens = opened
-        if state.num_cached_tokens is None:
-            self._count_reuse(state)
         return True
+
+    def _fetch(self, state: RequestState, plan: Plan) -> bool:
+        """Reads on what the page store has of a running request; whether all of it is there."""
+        assert state.slot is not None
+        if not self.memory.is_fetching(state.slot):
+            return True
+        until_s = plan.fetch_until_s if plan.chunks else math.inf  # a step has something to run
+        try:
+            state.num_computed_tokens = self.memory.fetch(state.slot, until_s)
+        except StoreError:  # what is there without the lost page is found when it comes again
+            self._set_back(state)
+            return False
+        return not self.memory.is_fetching(state.slot)
 
     def _count_reuse(self, state: RequestState) -> None:
         """Once for each request: what it finds of itself after a preemption is not reuse."""
@@ -208,6 +236,8 @@ class Scheduler:
     def _extend(self, state: RequestState, plan: Plan) -> None:
         """Plans the request's next rows; when pages are short, the last in order give theirs."""
         assert state.slot is not None
+        if state.num_cached_tokens is None:
+            self._count_reuse(state)
         start = state.num_computed_tokens
         count = min(state.num_remaining, plan.tokens_left)
         if not count:

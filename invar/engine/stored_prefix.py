@@ -81,39 +81,41 @@ class StoredPrefixes:
         self.runner = runner
         self.windows = [group.window for group in groups]
         self.salted = salted
-        self.num_queried_tokens = 0  # looked up after what memory has
         self.num_read_tokens = 0  # that needed no computing
         self._buffer: Bytes = np.zeros(store.layout.slot_bytes, np.uint8)
 
-    def of(self, salt: str | None) -> StoredPrefix | None:
-        """For a request that comes; None where the store is not for it."""
+    def find(self, salt: str | None, ids: TokenIds, begin: int, limit: int) -> StoredPrefix | None:
+        """For a request that comes: what there is to be read of its pages ``[begin, limit)``, where
+        memory has those before. None where the store is not for it.
+
+        What is read ends where the last window of every group is stored or lies before `begin`.
+        """
         if salt is not None and not self.salted:
             return None
-        return StoredPrefix([root_of(salt)])
-
-    def follow(self, prefix: StoredPrefix, ids: TokenIds, begin: int, limit: int) -> int:
-        """The end, in pages, of what can be read behind page `begin`, at most `limit`: there the
-        last window of every group is stored or lies before `begin`."""
-        self.num_queried_tokens += max(0, limit - begin) * PAGE_TOKENS
-        usable, missing = begin, [begin - 1] * len(self.windows)
-        for index in range(begin, limit):
+        prefix = StoredPrefix([root_of(salt)], reused=begin)
+        end, lacking = begin, [begin - 1] * len(self.windows)  # per group the last page without
+        for index in range(begin, limit if self.store.num_pages else begin):
             there = self.store.groups_of(prefix.page(ids, index, 0).key)
             if not there:
                 break
             for group in range(len(self.windows)):
                 if not there >> group & 1:
-                    missing[group] = index
-            if all(
-                last < begin or (window is not None and last < behind_window(end_of(index), window))
-                for last, window in zip(missing, self.windows, strict=True)
-            ):
-                usable = index + 1
-        return usable
+                    lacking[group] = index
+            if self._has_windows(lacking, begin, index + 1):
+                end = index + 1
+        prefix.fetching = range(begin, end)
+        return prefix
 
-    def start(self, prefix: StoredPrefix, ids: TokenIds, pages: range) -> None:
-        """The pages are to be read; the system is asked to bring them into memory."""
-        prefix.fetching = pages
-        for index in pages:
+    def _has_windows(self, lacking: Sequence[int], begin: int, end: int) -> bool:
+        needed = [
+            0 if window is None else behind_window(end * PAGE_TOKENS, window)
+            for window in self.windows
+        ]
+        return all(last < max(begin, first) for last, first in zip(lacking, needed, strict=True))
+
+    def prefetch(self, prefix: StoredPrefix, ids: TokenIds) -> None:
+        """Asks the system to bring what is to be read into memory."""
+        for index in prefix.fetching:
             self.store.prefetch(prefix.page(ids, index, 0).key)
 
     def fetch(
@@ -141,6 +143,7 @@ class StoredPrefixes:
                     data = self._buffer[np.newaxis, span]
                     self.runner.write_pages(group, table[group][index : index + 1], data)
             prefix.fetching = range(index + 1, prefix.fetching.stop)
+            self.num_read_tokens += PAGE_TOKENS
         return found
 
     def keep(
@@ -178,8 +181,3 @@ class Copy:
         for group, span in enumerate(self.prefixes.store.layout.spans):
             if self.groups >> group & 1:
                 self.prefixes.runner.read_pages(group, self.pages[group], out[np.newaxis, span])
-
-
-def end_of(index: int) -> int:
-    """Tokens up to the end of a page."""
-    return (index + 1) * PAGE_TOKENS

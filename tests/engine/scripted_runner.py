@@ -23,6 +23,7 @@ from invar.backends.runner import (
 from invar.engine.request import EngineRequest, TokenLogprobs
 
 VOCAB = 97
+PAGE_BYTES = PAGE_TOKENS * 2 * 8  # of (token, position) as int64
 POISON = -1
 
 
@@ -36,9 +37,9 @@ def runner_info(
     window: int | None = None,
     window_pages_per_slab: int = 1,
 ) -> RunnerInfo:
-    groups = [GroupMemory("full", 1, pages_per_slab, None)]
+    groups = [GroupMemory("full", PAGE_BYTES, pages_per_slab, None)]
     if window is not None:
-        groups.append(GroupMemory("window", 1, window_pages_per_slab, window))
+        groups.append(GroupMemory("window", PAGE_BYTES, window_pages_per_slab, window))
     return RunnerInfo(
         vocab_size=VOCAB,
         max_model_len=max_model_len,
@@ -124,6 +125,17 @@ class HashRunner:
         cells, per_slab = self.pages[group], self.info.groups[group].pages_per_slab
         cells[targets] = cells[sources]
         self.slab_of.update(dict.fromkeys((targets // per_slab).tolist(), group))
+
+    def read_pages(self, group: int, page_ids: np.ndarray, out: np.ndarray) -> None:
+        assert out.dtype == np.uint8
+        assert out.shape == (len(page_ids), PAGE_BYTES)
+        out[:] = self.pages[group][page_ids].reshape(len(page_ids), -1).view(np.uint8)
+
+    def write_pages(self, group: int, page_ids: np.ndarray, data: np.ndarray) -> None:
+        cells, per_slab = self.pages[group], self.info.groups[group].pages_per_slab
+        assert data.shape == (len(page_ids), PAGE_BYTES)
+        cells[page_ids] = np.ascontiguousarray(data).view(np.int64).reshape(-1, PAGE_TOKENS, 2)
+        self.slab_of.update(dict.fromkeys((page_ids // per_slab).tolist(), group))
 
     def close(self) -> None:
         self.closed = True

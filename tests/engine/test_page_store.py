@@ -76,14 +76,14 @@ def test_a_page_of_some_groups_is_completed(tmp_path: Path) -> None:
 def test_a_key_alone_finds_nothing(tmp_path: Path) -> None:
     """Whoever asks under the same key for other tokens, or behind others, gets nothing."""
     page = pages(1)[0]
-    with opened(tmp_path) as store:
-        put_all(store, [page])
-        for other in (
-            Page(page.key, root_of("salt"), page.ids, BOTH),
-            Page(page.key, page.parent, page.ids[4:] + page.ids[:4], BOTH),
-        ):
+    for other in (
+        Page(page.key, root_of("salt"), page.ids, BOTH),
+        Page(page.key, page.parent, page.ids[4:] + page.ids[:4], BOTH),
+    ):
+        with opened(tmp_path) as store:
+            put_all(store, [page])
+            assert found(store, page)
             assert store.read(other, np.zeros(LAYOUT.slot_bytes, np.uint8), wait=True) is None
-        assert found(store, page)
 
 
 def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
-"""Random programs of an engine with shared prefixes: submit, step, cancel, preempt, evict, reset.
+"""Random programs of an engine with shared prefixes: submit, step, cancel, preempt, evict, reset,
+restart.
 
-`check_integrity()` runs after every operation, freed pages are NaN, and every request that ended
-must have the ids and log-probabilities of its lone cold run, bit for bit.
+A restart is another engine over the same page store, some of whose files may have been damaged in
+between; whoever waited for an answer asks for the rest of it. `check_integrity()` runs after every
+operation, freed pages are NaN, and every request that ended must have the ids and log-probabilities
+of its lone cold run, bit for bit.
 
 `python -m law1.programs [MINUTES]` runs programs over all tiny models until the time is over.
 """
@@ -13,7 +16,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from engine.helpers import Client
@@ -21,6 +27,7 @@ from engine.scripted_runner import Answer
 from golden.tiny_models import TINY_MODELS
 
 from invar.backends.cpu import layout
+from invar.engine import scheduler, stored_prefix
 from invar.engine.engine import Engine
 from invar.engine.request import EngineRequest, Sampling
 from law1.workload import Setting, as_bits, engine_of
@@ -38,9 +45,9 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Program:
-    """One engine and what it was asked; `dice` decides everything."""
+    """Engines one after another and what they were asked; `dice` decides everything."""
 
-    engine: Engine
+    make: Callable[[Path], Engine]  # over the page store in a folder
     lone: Callable[[EngineRequest], Answer]
     dice: random.Random
     vocab: int
@@ -49,11 +56,24 @@ class Program:
     aborted: set[str] = field(default_factory=set)
 
     def run(self, length: int) -> None:
-        self.client = Client(self.engine)
-        actions = (self.submit, self.step, self.cancel, self.preempt, self.evict, self.reset)
+        with (
+            TemporaryDirectory() as folder,
+            patch.object(stored_prefix, "LONG_PREFIX_TOKENS", self.dice.choice((32, 96, 1000))),
+            patch.object(scheduler, "FETCH_S", self.dice.choice((0.0, 1.0))),
+        ):
+            self.folder = Path(folder)
+            self.engine = self.make(self.folder)
+            self.client = Client(self.engine)
+            self._run(length)
+            self.engine.close()
+
+    def _run(self, length: int) -> None:
+        actions = (
+            self.submit, self.step, self.cancel, self.preempt, self.evict, self.reset, self.restart
+        )  # fmt: skip
         for _ in range(length):
             self.operations += 1
-            self.dice.choices(actions, weights=(20, 60, 4, 5, 10, 1))[0]()
+            self.dice.choices(actions, weights=(20, 60, 4, 5, 10, 1, 3))[0]()
             self.engine.check_integrity()
         while self.engine.has_unfinished:
             self.operations += 1
@@ -122,10 +142,50 @@ class Program:
             self.engine.scheduler.preempt(self.dice.choice(self.engine.scheduler.running))
 
     def evict(self) -> None:
-        self.engine.memory.tree.evict(self.dice.choice((1, 2, 1000)))
+        """Some of what no request uses, or all of it, once what is on its way to disk is there."""
+        assert self.engine.page_store is not None
+        self.engine.page_store.flush()
+        if self.dice.random() < 0.3:
+            self.engine.memory.tree.clear()
+        else:
+            self.engine.memory.tree.evict(self.dice.choice((1, 2, 1000)))
 
     def reset(self) -> None:
         self.engine.reset_prefix_cache()
+
+    def restart(self) -> None:
+        self.engine.close()
+        if self.dice.random() < 0.5:
+            self.damage()
+        self.engine = self.client.engine = self.make(self.folder)
+        for name, one in self.requests.items():
+            answer = self.client.answers.get(name, Answer([]))
+            if name not in self.aborted and answer.finish_reason is None:
+                if answer.token_ids:  # the prompt's scores have come with the first of them
+                    said = np.array(answer.token_ids, np.int32)
+                    scored = replace(one.sampling, prompt_logprobs=None)
+                    one = replace(one, output_token_ids=said, sampling=scored)
+                self.client.add(one)
+
+    def damage(self) -> None:
+        """A file of the store has gone, or rows or pages in it are not what they were."""
+        files = sorted(self.folder.glob("*/*.kv"))
+        store = self.engine.page_store
+        if not files or store is None:
+            return
+        path = self.dice.choice(files)
+        how = self.dice.choice(("remove", "cut", "rows", "pages", "pages"))
+        if how == "remove":
+            path.unlink()
+            return
+        data = bytearray(path.read_bytes())
+        pages_at = store.layout.table_bytes(store.slots)
+        if how == "cut":
+            del data[self.dice.randrange(len(data)) :]
+        begin, end = (4096, 4096 + 2000) if how == "rows" else (pages_at, len(data))
+        for index in range(begin + self.dice.randrange(400), min(end, len(data)), 400):
+            data[index] ^= 1 << self.dice.randrange(8)
+        path.write_bytes(data)
 
 
 class ColdRuns:
@@ -144,21 +204,21 @@ class ColdRuns:
         return self.answers[key]
 
 
-def tiny_engine(model: str, dice: random.Random) -> Engine:
+def tiny_engines(model: str, dice: random.Random) -> Callable[[Path], Engine]:
     """Over real kernels, in memory for a few requests: slabs of one or two pages."""
-    usual = layout.SLAB_BYTES
-    layout.SLAB_BYTES = 1
-    try:
-        setting = Setting(
-            threads=dice.choice((1, 2)),
-            chunk=dice.choice((5, 32, 48, 128)),
-            sequences=dice.randint(1, 6),
-            slabs=dice.randint(12, 40),
-            length=256,
-        )
-        return engine_of(model, setting)
-    finally:
-        layout.SLAB_BYTES = usual
+    setting = Setting(
+        threads=dice.choice((1, 2)),
+        chunk=dice.choice((5, 32, 48, 128)),
+        sequences=dice.randint(1, 6),
+        slabs=dice.randint(12, 40),
+        length=256,
+    )
+
+    def make(folder: Path) -> Engine:
+        with patch.object(layout, "SLAB_BYTES", 1):
+            return engine_of(model, setting, store=folder)
+
+    return make
 
 
 def main(minutes: float) -> None:
@@ -168,9 +228,8 @@ def main(minutes: float) -> None:
         for model in TINY_MODELS:
             seed += 1
             dice = random.Random(seed)
-            program = Program(tiny_engine(model, dice), cold[model], dice, vocab=256)
+            program = Program(tiny_engines(model, dice), cold[model], dice, vocab=256)
             program.run(100)
-            program.engine.close()
             operations += program.operations
     print(f"{seed} programs, {operations} operations: all answers as alone")
 

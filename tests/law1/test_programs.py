@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from engine.helpers import make_engine
@@ -11,7 +12,10 @@ from golden.tiny_models import TINY_MODELS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from law1.programs import ColdRuns, Program, tiny_engine
+from invar.engine.engine import Engine
+from invar.engine.page_file import PageLayout
+from invar.engine.page_store import PageStore
+from law1.programs import ColdRuns, Program, tiny_engines
 
 # All in all more than 10,000 operations (asserted below), in less than two minutes of two cores.
 RUNS = settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
@@ -30,9 +34,8 @@ def cold(request: pytest.FixtureRequest) -> tuple[str, ColdRuns]:
 @given(dice=st.randoms(use_true_random=False))
 def test_b46_programs_over_tiny_models(cold: tuple[str, ColdRuns], dice: random.Random) -> None:
     model, lone = cold
-    program = Program(tiny_engine(model, dice), lone, dice, vocab=256)
+    program = Program(tiny_engines(model, dice), lone, dice, vocab=256)
     program.run(60)
-    program.engine.close()
     operations.append(program.operations)
 
 
@@ -54,10 +57,15 @@ INFOS = st.builds(
     dice=st.randoms(use_true_random=False),
 )
 def test_programs_over_any_memory(info, policy: str, dice: random.Random) -> None:  # type: ignore[no-untyped-def]
-    engine = make_engine(info, policy=policy)
-    if engine.kv_capacity_tokens < 2:
+    if make_engine(info).kv_capacity_tokens < 2:
         return
-    program = Program(engine, lambda one: lone_answer(info, Rules(), one), dice, VOCAB)
+    layout = PageLayout("hash", [group.page_bytes for group in info.groups])
+
+    def make(folder: Path) -> Engine:
+        store = PageStore(folder, layout, 1 << 20)
+        return make_engine(info, policy=policy, store=store, store_salted=True)
+
+    program = Program(make, lambda one: lone_answer(info, Rules(), one), dice, VOCAB)
     program.run(60)
     operations.append(program.operations)
 

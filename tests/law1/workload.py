@@ -10,6 +10,7 @@ import json
 import sys
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from golden.tiny_models import TINY_MODELS, model_path
 from invar.backends.cpu.layout import plan_slabs
 from invar.backends.cpu.runner import CpuRunner
 from invar.engine.engine import Engine
+from invar.engine.page_file import PageLayout
+from invar.engine.page_store import PageStore
 from invar.engine.request import EngineRequest, Sampling
 from invar.graph.graph import Graph, KVFormat
 from invar.graph.passes import with_kv_format
@@ -106,7 +109,14 @@ class Setting:
     length: int = MAX_MODEL_LEN
 
 
-def engine_of(model: str, setting: Setting = Setting(), *, prefix_caching: bool = True) -> Engine:
+def engine_of(
+    model: str,
+    setting: Setting = Setting(),
+    *,
+    prefix_caching: bool = True,
+    store: Path | None = None,
+) -> Engine:
+    """store: folder of a page store"""
     source, graph = source_of(model), graph_of(model)
     slab_bytes = plan_slabs(graph.groups).slab_bytes
     runner = CpuRunner(
@@ -119,7 +129,17 @@ def engine_of(model: str, setting: Setting = Setting(), *, prefix_caching: bool 
         threads=setting.threads,
         vocab_size=len(source.metadata["tokenizer.ggml.tokens"]),
     )
-    engine = Engine(runner, prefix_caching=prefix_caching, poison_freed_pages=True)
+    pages = None
+    if store is not None:
+        page_bytes = [group.page_bytes for group in runner.info.groups]
+        pages = PageStore(store, PageLayout(runner.info.fingerprint, page_bytes), 1 << 24)
+    engine = Engine(
+        runner,
+        prefix_caching=prefix_caching,
+        store=pages,
+        store_salted=True,
+        poison_freed_pages=True,
+    )
     poison_all(engine)
     return engine
 
