@@ -29,6 +29,8 @@ DEFAULT_KV_BYTES = 4 << 30
 
 POLICIES = ("fcfs", "priority")
 
+DEFAULT_KV_STORE_BYTES = 4 << 30
+
 NOTICE = "%s=%r has nothing to do here: %s"  # its arguments stay apart: the CLI says the flag typed
 
 # kv_cache_dtype, in the peers' words and our own → the format in which K and V are stored.
@@ -50,6 +52,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "enable_chunked_prefill": (None, True, False),
     "enable_prefix_caching": (None, True, False),
     "enforce_eager": (True, False),
+    "kv_store_salted": (True, False),
 }
 
 
@@ -93,7 +96,10 @@ class EngineConfig:
     dtype: str = "auto"
     quantization: str | None = None
     enforce_eager: bool = False  # operation by operation, with checks for NaN; the same answers
-    swap_space: float | None = None
+    kv_store: str | None = None  # folder of the page store; None: nothing is kept on disk
+    kv_store_size: int | None = None  # bytes; None: swap_space, or 4 GiB
+    kv_store_salted: bool = False  # prefixes of requests with a cache_salt are stored too
+    swap_space: float | None = None  # GiB
 
     @classmethod
     def from_args(cls, **options: Any) -> EngineConfig:
@@ -113,6 +119,15 @@ class EngineConfig:
         self._check_choices()
         for name, (off, reason) in INERT_FIELDS.items():
             notice(name, getattr(self, name), off, reason)
+        if self.kv_store is None:
+            notice("swap_space", self.swap_space, (None, 0), "no KV store is there to swap to")
+
+    @property
+    def kv_store_bytes(self) -> int:
+        """What the page store may take on disk."""
+        if self.kv_store_size is not None:
+            return self.kv_store_size
+        return int((self.swap_space or 0) * (1 << 30)) or DEFAULT_KV_STORE_BYTES
 
     @property
     def memory_fraction(self) -> float:
@@ -140,6 +155,7 @@ class EngineConfig:
             "max_num_seqs": (1, 4096),
             "max_num_batched_tokens": (1, 65536),
             "kv_cache_memory_bytes": (1, 2**50),
+            "kv_store_size": (1, 2**60),
             "num_threads": (1, 1024),
             "max_logprobs": (0, 2**31 - 1),
             "tensor_parallel_size": (1, 2**20),
@@ -169,7 +185,7 @@ class EngineConfig:
     def _check_choices(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model: expected a path or a name, got {self.model!r}")
-        for name in ("tokenizer", "chat_template", "quantization"):
+        for name in ("tokenizer", "chat_template", "quantization", "kv_store"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(f"{name}: expected a text or None, got {value!r}")

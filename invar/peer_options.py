@@ -19,7 +19,6 @@ INERT_FIELDS: Reasons = {
         (None, True),
         "long prompts always go in chunks; answers do not depend on it",
     ),
-    "swap_space": ((None, 0), "preempted requests are recomputed, not swapped"),
 }
 
 ADAPTERS = "adapters are not built yet"
@@ -162,7 +161,7 @@ INERT: Reasons = {
     "offload_prefetch_step": ((None, 0, 1), IN_MEMORY),
     "optimization_level": ((None,), "there is nothing to compile"),
     "performance_mode": ((None, "balanced"), STEPS),
-    "preemption_mode": ((None, "recompute"), "preempted requests are recomputed"),
+    "preemption_mode": ((None, "recompute"), "what the cache and the KV store lost is recomputed"),
     "prefix_caching_hash_algo": ((None,), "prefixes are compared by their tokens, not by hashes"),
     "profiler_config": ((None, {}), "profilers of the system see the process as it is"),
     "pt_load_map_location": ((None, "cpu"), LOADING),

@@ -119,6 +119,7 @@ class RunnerInfo:
     fingerprint: str
     memory: tuple[tuple[str, int], ...]  # rows of the memory table: (what, bytes)
     plan: str = ""  # how steps run, in one line
+    kv_fingerprint: str = ""  # of the part of the build that changes a byte of a page
 
 
 class Runner(Protocol):

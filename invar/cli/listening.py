@@ -17,7 +17,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from invar.api.protocol import Connection
-from invar.cli.tables import memory_table
+from invar.backends.runner import PAGE_TOKENS
+from invar.cli.tables import memory_table, size_text
 
 if TYPE_CHECKING:
     from invar.engine.loader import LoadedModel
@@ -87,9 +88,20 @@ def announce(
         f"  {loaded.door.max_model_len} tokens a request, {config.max_num_seqs} requests together, "
         f"{config.max_num_batched_tokens} tokens a step"
     )
+    print(f"  {kv_store(loaded)}")
     print(f"\nListening on http://{reachable}:{port}   (Ctrl-C ends)\n")
     print(curl(f"http://{reachable}:{port}", loaded.chat_template is not None, needs_key))
     sys.stdout.flush()
+
+
+def kv_store(loaded: LoadedModel) -> str:
+    """Where prompts are kept, since they are what users wrote."""
+    store = loaded.engine.page_store
+    if store is None:
+        return "KV store: none, nothing of a prompt is kept on disk"
+    limit = f"up to {size_text(store.size)}" if store.writer is not None else "which is only read"
+    tokens = store.num_pages * PAGE_TOKENS
+    return f"KV store: {store.folder.parent}, {limit}; {tokens} tokens of earlier prompts are there"
 
 
 def curl(url: str, chats: bool, needs_key: bool) -> str:

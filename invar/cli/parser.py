@@ -46,6 +46,16 @@ def port_number(text: str) -> int:
     return number
 
 
+def byte_size(text: str) -> int:
+    """Bytes, as 4294967296, 4GiB, 4GB (4,000,000,000) or 4G (4 GiB)."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:([KMGT])(iB|B)?|B)?", text, re.IGNORECASE)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no size such as 4GiB")
+    number, unit, kind = found.groups()
+    power = "KMGT".index(unit.upper()) + 1 if unit else 0
+    return int(float(number) * (1000 if (kind or "").upper() == "B" else 1024) ** power)
+
+
 def decimal(text: str) -> float:
     try:
         return float(text)
@@ -54,7 +64,7 @@ def decimal(text: str) -> float:
 
 
 WHOLE = (whole, count, positive, port_number)
-METAVARS: dict[object, str] = {**dict.fromkeys(WHOLE, "N"), decimal: "F"}
+METAVARS: dict[object, str] = {**dict.fromkeys(WHOLE, "N"), decimal: "F", byte_size: "SIZE"}
 
 
 class CommandParser(argparse.ArgumentParser):

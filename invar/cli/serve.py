@@ -8,8 +8,9 @@ import re
 from typing import TYPE_CHECKING
 
 from invar.cli.engine_options import engine_config, load, or_default
-from invar.cli.parser import CommandParser, add_engine_options, port_number, whole
+from invar.cli.parser import CommandParser, add_engine_options, byte_size, port_number, whole
 from invar.observe.logs import set_up_logging
+from invar.weights.model_cache import cache_root
 
 if TYPE_CHECKING:
     from invar.api.server import Server
@@ -34,6 +35,11 @@ def parser() -> CommandParser:
     parser.value("--seed", type=whole, help="of requests without one of their own; -1: random")
     parser.value("--scheduling-policy", metavar="NAME", help="fcfs or priority")
     parser.value("--max-logprobs", type=whole, help="most a request may ask for")
+    parser.value(
+        "--kv-store", metavar="DIR", help="prefixes of prompts kept on disk; off: nothing is"
+    )
+    parser.value("--kv-store-size", type=byte_size, help="most of it, as 4GiB")
+    parser.flag("--kv-store-salted", help="also prefixes of requests with a cache_salt")
     parser.value("--api-key", action="append", metavar="KEY", help="clients send it; repeatable")
     parser.value("--allowed-origins", default="*", help="for browsers: *, or a JSON list")
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
@@ -54,6 +60,9 @@ def execute(args: argparse.Namespace) -> int:
         seed=None if args.seed == -1 else args.seed,  # llama.cpp's spelling of "random"
         scheduling_policy=args.scheduling_policy,
         max_logprobs=args.max_logprobs,
+        kv_store=store_folder(args.kv_store),
+        kv_store_size=args.kv_store_size,
+        kv_store_salted=args.kv_store_salted,
     )
     from invar.cli.listening import announce, end_on_signal, listen, run_server
 
@@ -77,6 +86,13 @@ def execute(args: argparse.Namespace) -> int:
     port.close()
     loaded.close()
     return 0
+
+
+def store_folder(given: str | None) -> str | None:
+    """Where prefixes are kept: beside the models unless another folder, or none, was asked for."""
+    if given == "off":
+        return None
+    return str(cache_root() / "kv") if given is None else given
 
 
 def http_server(

@@ -41,7 +41,7 @@ class EngineStats:
     prompt_tokens: int  # rows of prompts run; recomputed ones count again
     generated_tokens: int
     steps: int
-    store_tokens: int  # of prompts that were read from the page store
+    store_tokens: int  # read from the page store
     store_pages_written: int
     store_pages_read: int
     store_bytes: int  # on disk

@@ -16,6 +16,8 @@ from invar.config import EngineConfig
 from invar.engine.budget import available_memory, drop_file_if_short, plan_sizes
 from invar.engine.door import Door, SeedSource
 from invar.engine.engine import Engine
+from invar.engine.page_file import PageLayout
+from invar.engine.page_store import PageStore, open_store
 from invar.graph.graph import Graph, GraphError, KVFormat
 from invar.graph.passes import with_kv_format
 from invar.models import registry
@@ -46,7 +48,10 @@ class LoadedModel:
     @property
     def memory_table(self) -> tuple[tuple[str, int], ...]:
         """Rows (what, bytes) of the table that is shown at start."""
-        return self.info.memory
+        store = self.engine.page_store
+        if store is None or store.writer is None:
+            return self.info.memory
+        return (*self.info.memory, ("KV store: pages on their way", store.writer.size))
 
     def close(self) -> None:
         self.engine.close()
@@ -82,6 +87,8 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         runner,
         policy=config.scheduling_policy,
         prefix_caching=config.enable_prefix_caching is not False,
+        store=page_store(config, source, runner.info),
+        store_salted=config.kv_store_salted,
     )
     door = Door(
         vocab_size=runner.info.vocab_size,
@@ -93,6 +100,18 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         seeds=SeedSource(config.seed),
     )
     return LoadedModel(config, path, engine, tokenizer, chat_template, door, runner.info)
+
+
+def page_store(config: EngineConfig, source: GGUFFile, info: RunnerInfo) -> PageStore | None:
+    """The page store that the options ask for, if it can be used."""
+    if config.kv_store is None or config.enable_prefix_caching is False:
+        return None
+    # The fingerprint has samples of the weights; where any other byte has changed, so has the time.
+    files = [path.stat() for path in source.shard_paths]
+    stamps = [(status.st_size, status.st_mtime_ns) for status in files]
+    page_bytes = [group.page_bytes for group in info.groups]
+    layout = PageLayout(f"{info.kv_fingerprint} {stamps}", page_bytes)
+    return open_store(Path(config.kv_store), layout, config.kv_store_bytes)
 
 
 def load_text(config: EngineConfig, source: GGUFFile) -> tuple[Tokenizer, ChatTemplate | None]:

@@ -42,12 +42,16 @@ GAUGES = {
     "num_requests_waiting": "waiting",
     "kv_cache_usage_perc": "kv_usage",
     "prefix_cache_tokens": "cache_tokens",
+    "kv_store_bytes": "store_bytes",
 }
 TOTALS = {
     "num_preemptions": "preemptions",
     "prefix_cache_queries": "cache_queries",
     "prefix_cache_hits": "cache_hits",
     "prefix_cache_evicted_tokens": "cache_evictions",
+    "external_prefix_cache_hits": "store_tokens",
+    "kv_store_pages_written": "store_pages_written",
+    "kv_store_pages_read": "store_pages_read",
 }
 
 
@@ -68,6 +72,9 @@ class Metrics:
             "prefix_cache_tokens": self._gauge(
                 "prefix_cache_tokens", "Tokens that the prefix cache holds.", prefix="invar"
             ),
+            "kv_store_bytes": self._gauge(
+                "kv_store_bytes", "Bytes of the KV store on disk.", prefix="invar"
+            ),
         }
         self._totals = {
             "num_preemptions": self._counter("num_preemptions", "Requests set back to the queue."),
@@ -77,6 +84,15 @@ class Metrics:
             "prefix_cache_hits": self._counter("prefix_cache_hits", "Of them, found computed."),
             "prefix_cache_evicted_tokens": self._counter(
                 "prefix_cache_evicted_tokens", "Tokens evicted for want of memory.", prefix="invar"
+            ),
+            "external_prefix_cache_hits": self._counter(
+                "external_prefix_cache_hits", "Tokens read from the KV store."
+            ),
+            "kv_store_pages_written": self._counter(
+                "kv_store_pages_written", "Pages written to the KV store.", prefix="invar"
+            ),
+            "kv_store_pages_read": self._counter(
+                "kv_store_pages_read", "Pages read from the KV store.", prefix="invar"
             ),
         }
         self._seen_totals = dict.fromkeys(self._totals, 0.0)

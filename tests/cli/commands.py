@@ -53,9 +53,10 @@ class Serving:
 
 @contextmanager
 def serving(*words: str) -> Iterator[Serving]:
-    """`invar serve` on a free port until the end of the block."""
+    """`invar serve` on a free port until the end of the block, unless asked to with no KV store."""
     port = [] if "--port" in words else ["--port", "0"]
-    with listening(*INVAR, "serve", *words, *port) as server:
+    store = [] if "--kv-store" in words else ["--kv-store", "off"]
+    with listening(*INVAR, "serve", *words, *port, *store) as server:
         yield server
 
 

@@ -22,11 +22,16 @@ from invar.graph.graph import Graph, WeightSource
 SAMPLE_BYTES = 1024
 
 
-def fingerprint(graph: Graph, source: WeightSource, *, max_model_len: int, vocab_size: int) -> str:
-    """16 hexadecimal digits."""
-    digest = hashlib.blake2b(digest_size=8)
-    build = ("cpu", _native.NUMERIC_VERSION, max_model_len, vocab_size)
-    digest.update(repr(build).encode())
+def fingerprint(kv: str, *, max_model_len: int, vocab_size: int) -> str:
+    """16 hexadecimal digits. kv: `kv_fingerprint`"""
+    build = repr((kv, max_model_len, vocab_size)).encode()
+    return hashlib.blake2b(build, digest_size=8).hexdigest()
+
+
+def kv_fingerprint(graph: Graph, source: WeightSource) -> str:
+    """Of everything that may change a byte of K or V: 32 hexadecimal digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr(("cpu", _native.NUMERIC_VERSION)).encode())
     # KV formats, ropes, scales, window sizes, the order of operations
     digest.update(repr(graph).encode())
     metadata: Mapping[str, Any] = getattr(source, "metadata", {})

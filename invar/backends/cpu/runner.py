@@ -11,7 +11,7 @@ import numpy.typing as npt
 from invar import _native
 from invar.backends.cpu.eager import EagerPlan, OperationTime, time_lines
 from invar.backends.cpu.emit import PlanMemory, emit
-from invar.backends.cpu.fingerprint import fingerprint
+from invar.backends.cpu.fingerprint import fingerprint, kv_fingerprint
 from invar.backends.cpu.memory import plan_memory, usable_threads
 from invar.backends.cpu.packing import pack_weights
 from invar.backends.runner import Batch, GroupMemory, RunnerInfo, StepResult
@@ -81,6 +81,7 @@ class CpuRunner:
         )
         self._open.set_profile(eager)
         groups = zip(graph.groups, sizes.slabs.page_bytes, sizes.slabs.pages_per_slab, strict=True)
+        kv = kv_fingerprint(graph, source)
         self._info = RunnerInfo(
             vocab_size=vocab,
             max_model_len=max_model_len,
@@ -93,7 +94,8 @@ class CpuRunner:
             slab_bytes=sizes.slabs.slab_bytes,
             slabs=sizes.slab_count,
             max_top_logprobs=_native.MAX_TOP_LOGPROBS,
-            fingerprint=fingerprint(graph, source, max_model_len=max_model_len, vocab_size=vocab),
+            fingerprint=fingerprint(kv, max_model_len=max_model_len, vocab_size=vocab),
+            kv_fingerprint=kv,
             memory=sizes.rows,
             plan=sizes.line,
         )
