@@ -11,7 +11,8 @@
 //   iq4_xs                           acc = fma(float(t), d * da, acc)
 //
 // with every sum an exact int32 and acc in ascending K. Everything else here (tiles, slabs,
-// widening) moves data and cannot change a bit: acc waits in `out` between slabs.
+// widening) moves data and cannot change a bit: acc waits in `out` between slabs, and between the
+// blocks of a slab in `Waiting`.
 #pragma once
 
 #include <type_traits>
@@ -156,11 +157,6 @@ INVAR_INLINE VF broadcast(const uint8_t* p) {
   return set1(x);
 }
 
-// acc += sum * (d * da), where acc waits in out.
-INVAR_INLINE void fold(float* out, VI sum, VF d, VF da) {
-  store(out, fma(to_float(sum), d * da, load(out)));
-}
-
 // What is read next, on its way from DRAM while this is computed: more than the hardware prefetcher
 // asks for, spread so evenly that requests never queue up. A lone row asks kAheadBytes ahead of
 // what it reads (one to two KiB took a core of Zen 3 from 15 to 20 GB/s; 4 KiB and more was
@@ -188,13 +184,26 @@ INVAR_INLINE void prefetch(Ahead& ahead, const uint8_t* p) {
 
 // ---------------------------------------------------------------- tiles
 
-// The 32-block formats: `blocks` records from `record`.
+// Where a tile of a 32-block format has its acc between the blocks of a slab: at places that the
+// compiler knows. (In `out` they were pointers, a load each: 4 to 8 % slower on Zen 3.)
+struct Waiting {
+  static constexpr int kPlaces = kWideRows * kTileVectors;  // no less than a lone row's four
+  static_assert(kPlaces >= 4);
+  alignas(64) float acc[kPlaces * W];
+};
+
+// The 32-block formats: `blocks` records from `record`. first: of all, so nothing is in `out` yet.
 template <class F, bool widened, int R, int C>
 INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int vector,
                             const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
-                            int64_t out_stride, Ahead& ahead) {
+                            int64_t out_stride, bool first, Waiting& waiting, Ahead& ahead) {
   using Record = typename F::Record;
   const Rows<R> rows(act, act_stride);
+  INVAR_UNROLL for (int r = 0; r < R; r++) {
+    INVAR_UNROLL for (int c = 0; c < C; c++)
+        store(waiting.acc + (r * C + c) * W,
+              first ? zero() : load(out + r * out_stride + (vector + c) * W));
+  }
   for (int b = 0; b < blocks; b++) {
     prefetch<R == 1 && !widened, Record::bytes>(ahead, record);
     VI sums[R][C];
@@ -204,16 +213,20 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
       VF d = F::scale(record, column), m = zero();
       if constexpr (F::kMin) m = F::min(record, column);
       INVAR_UNROLL for (int r = 0; r < R; r++) {
-        float* o = out + r * out_stride + column;
+        float* place = waiting.acc + (r * C + c) * W;
         VF acc = fma(to_float(group_total<F>(sums[r][c])), d * broadcast(rows.p[r] + at.scales),
-                     load(o));
+                     load(place));
         if constexpr (F::kMin) acc = fma(m, broadcast(rows.p[r] + at.sums), acc);
-        store(o, acc);
+        store(place, acc);
       }
     }
     record += Record::bytes;
     codes += widened ? 8 * kQuadBytes : F::kGroupBytes;
     at.codes += 32, at.scales += 4, at.starts += 4, at.sums += 4;
+  }
+  INVAR_UNROLL for (int r = 0; r < R; r++) {
+    INVAR_UNROLL for (int c = 0; c < C; c++)
+        store(out + r * out_stride + (vector + c) * W, load(waiting.acc + (r * C + c) * W));
   }
 }
 
@@ -298,8 +311,11 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       const int column = (vector + c) * W;
       VF d = F::scale(record, column);
-      INVAR_UNROLL for (int r = 0; r < R; r++)
-          fold(out + r * out_stride + column, totals[r][c], d, broadcast(rows.p[r] + at.scales));
+      INVAR_UNROLL for (int r = 0; r < R; r++) {
+        float* o = out + r * out_stride + column;
+        VF scale = d * broadcast(rows.p[r] + at.scales);
+        store(o, fma(to_float(totals[r][c]), scale, load(o)));
+      }
     }
   }
 }
@@ -332,6 +348,8 @@ struct Slab {
   SlabOffsets at;
   float* out;
   int64_t out_stride;
+  bool first;
+  Waiting& waiting;
   Ahead ahead;
 };
 
@@ -342,7 +360,7 @@ INVAR_INLINE void tile(Slab& s, int row, int vector) {
   const uint8_t* codes = widened ? s.widened : s.record + F::Record::codes;
   if constexpr (F::Record::k == 32)
     tile_32<F, widened, R, C>(s.record, codes, s.blocks, vector, act, s.act_stride, s.at, out,
-                              s.out_stride, s.ahead);
+                              s.out_stride, s.first, s.waiting, s.ahead);
   else
     tile_256<F, widened, R, C>(s.record, codes, vector, act, s.act_stride, s.at, out, s.out_stride,
                                s.ahead);
@@ -389,7 +407,10 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
   const int tiles =
       (rows + kWideRows - 1) / kWideRows * (kPanelVectors / kTileVectors);  // of a slab, at least
   alignas(64) uint8_t widened[kSlabK * kPanelColumns];
-  for (int r = 0; r < rows; r++) memset(out + r * out_stride, 0, kPanelColumns * 4);
+  Waiting waiting;
+  if constexpr (F::Record::k == 256) {
+    for (int r = 0; r < rows; r++) memset(out + r * out_stride, 0, kPanelColumns * 4);
+  }
   for (int64_t slab = 0; slab * kSlabK < k; slab++) {
     const int64_t left = (k - slab * kSlabK) / F::Record::k;
     Slab s{panel + slab * kSlabBytes,
@@ -400,6 +421,8 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
            {},
            out,
            out_stride,
+           slab == 0,
+           waiting,
            {}};
     if (left < s.blocks) s.blocks = (int)left;
     s.ahead.next = s.record + s.blocks * F::Record::bytes;
