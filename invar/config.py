@@ -27,7 +27,7 @@ DEFAULT_NUM_SEQS = 64
 # same 4 GiB (VLLM_CPU_KVCACHE_SPACE).
 DEFAULT_KV_BYTES = 4 << 30
 
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fcfs", "priority", "lpm", "fair")
 
 DEFAULT_KV_STORE_BYTES = 4 << 30
 

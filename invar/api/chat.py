@@ -22,7 +22,7 @@ from invar.api.fields import ChatFields
 from invar.api.limits import check_n
 from invar.api.logprobs import chat_logprobs, prompt_logprobs
 from invar.api.prompts import chat_prompt, check_fits
-from invar.api.sampling import choice_requests, prepare_sampling, wanted_tokens
+from invar.api.sampling import choice_requests, prepare_sampling, tenant_of, wanted_tokens
 from invar.api.server import Server
 from invar.api.streams import EventStream, collect, items
 from invar.api.threads import beside_loop
@@ -49,7 +49,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
     ready = prepare_sampling(server, fields, logprobs_count(server, fields), max_tokens)
     prompt = await chat_prompt(server, raw, fields, len(body))
     check_fits(server, len(prompt), max_tokens, "messages")
-    choices = choice_requests(server, fields, ready, prompt)
+    choices = choice_requests(server, fields, ready, prompt, tenant_of(server, request, fields))
     call = start_call(server, "chatcmpl", fields, [prompt], choices)
     if fields.stream:
         return EventStream(call.generation, ChatFrames(call, bool(fields.logprobs)))

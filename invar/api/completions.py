@@ -21,7 +21,13 @@ from invar.api.fields import CompletionFields
 from invar.api.limits import check_n, check_range
 from invar.api.logprobs import completion_logprobs, prompt_logprobs
 from invar.api.prompts import TokenIds, check_fits, check_prompt_sizes, completion_prompts
-from invar.api.sampling import choice_requests, prepare_sampling, scoring_requests, wanted_tokens
+from invar.api.sampling import (
+    choice_requests,
+    prepare_sampling,
+    scoring_requests,
+    tenant_of,
+    wanted_tokens,
+)
 from invar.api.server import Server
 from invar.api.streams import EventStream, collect, items
 from invar.api.threads import beside_loop
@@ -56,7 +62,8 @@ async def completions(server: Server, request: Request) -> Response:
     for prompt in prompts:
         check_fits(server, len(prompt), 0 if scores_only else max_tokens, "prompt")
     size = len(prompts) * n * ITEMS_A_CHOICE
-    choices = await beside_loop(size, lambda: all_choices(server, fields, ready, prompts))
+    tenant = tenant_of(server, request, fields)
+    choices = await beside_loop(size, lambda: all_choices(server, fields, ready, prompts, tenant))
     echoed = prompts if fields.echo else []
     tokenizer = server.model.tokenizer
     echoes = await beside_loop(sum(map(len, echoed)), lambda: [Echo(tokenizer, p) for p in echoed])
@@ -71,16 +78,20 @@ async def completions(server: Server, request: Request) -> Response:
 
 
 def all_choices(
-    server: Server, fields: CompletionFields, ready: ResolvedParams, prompts: list[TokenIds]
+    server: Server,
+    fields: CompletionFields,
+    ready: ResolvedParams,
+    prompts: list[TokenIds],
+    tenant: str | None,
 ) -> list[ChoiceRequest]:
     """Those of every prompt, one prompt after the other."""
     choices = []
     for prompt in prompts:
         if fields.scores_only:
-            choices += scoring_requests(server, fields, ready, prompt)
+            choices += scoring_requests(server, fields, ready, prompt, tenant)
         else:
             echoed = fields.logprobs if fields.echo else None
-            choices += choice_requests(server, fields, ready, prompt, echo_logprobs=echoed)
+            choices += choice_requests(server, fields, ready, prompt, tenant, echo_logprobs=echoed)
     return choices
 
 

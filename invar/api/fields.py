@@ -44,6 +44,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    user: str | None = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -118,7 +119,6 @@ class DetokenizeFields(msgspec.Struct, kw_only=True):
 # once in the log. What would change a prompt or an answer is in refusals.py.
 WITHOUT_EFFECT = frozenset(
     {
-        "user",
         "metadata",
         "service_tier",
         "safety_identifier",

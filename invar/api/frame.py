@@ -23,6 +23,7 @@ logger = logging.getLogger("invar.api")
 # What a caller may choose as id: it goes into a header and into logs.
 CALLER_ID = re.compile(rb"[!-~]{1,128}")
 REQUEST_ID = "invar.request_id"  # in the scope
+API_KEY = "invar.api_key"  # in the scope: which of the keys was sent, counted from 0
 OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
 
 
@@ -82,7 +83,10 @@ class RequestFrame:
         if scheme.lower() != b"bearer":
             key = headers.get(b"x-api-key") or headers.get(b"api-key") or b""
         # All keys are compared, so that the time taken says nothing.
-        return sum(hmac.compare_digest(key, known) for known in self._api_keys) > 0
+        equal = [hmac.compare_digest(key, known) for known in self._api_keys]
+        if True in equal:
+            scope[API_KEY] = equal.index(True)
+        return True in equal
 
 
 def caller_id(headers: dict[bytes, bytes]) -> bytes | None:

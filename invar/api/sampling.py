@@ -7,8 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.requests import Request
+
 from invar.api.errors import ApiError, bad_request, context_overflow
 from invar.api.fields import ChatFields, CompletionFields, GenerationFields
+from invar.api.frame import API_KEY
 from invar.api.limits import Limits, check_range
 from invar.api.prompts import TokenIds
 from invar.api.server import Server
@@ -94,11 +97,20 @@ def check_scheduling(server: Server, fields: GenerationFields) -> None:
         )
 
 
+def tenant_of(server: Server, request: Request, fields: GenerationFields) -> str | None:
+    """Whose share of a fair engine a request uses: that of its API key; where all send the same
+    key or none, that of the `user` it names."""
+    if len(set(server.api_keys)) > 1:
+        return f"key {request.scope[API_KEY]}"
+    return fields.user
+
+
 def choice_requests(
     server: Server,
     fields: GenerationFields,
     ready: ResolvedParams,
     prompt: TokenIds,
+    tenant: str | None,
     *,
     echo_logprobs: int | None = None,
 ) -> list[ChoiceRequest]:
@@ -111,6 +123,7 @@ def choice_requests(
             ready,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt,
+            tenant=tenant,
         )
     except ValueError as error:
         raise from_value_error(error) from None
@@ -135,7 +148,11 @@ def choice_requests(
 
 
 def scoring_requests(
-    server: Server, fields: CompletionFields, ready: ResolvedParams, prompt: TokenIds
+    server: Server,
+    fields: CompletionFields,
+    ready: ResolvedParams,
+    prompt: TokenIds,
+    tenant: str | None,
 ) -> list[ChoiceRequest]:
     """In place of `choice_requests` where the prompt is scored and nothing is answered."""
     try:
@@ -145,6 +162,7 @@ def scoring_requests(
             most(fields.logprobs, fields.prompt_logprobs),
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt,
+            tenant=tenant,
         )
     except ValueError as error:
         raise from_value_error(error) from None

@@ -178,7 +178,7 @@ SGLANG: tuple[Rule, ...] = (
     inert(ALWAYS, "--enable-deterministic-inference", takes=Takes.NOTHING),
     inert("a step has nothing to overlap with", "--disable-overlap-schedule", takes=Takes.NOTHING),
     inert("there is no warm-up to skip", "--skip-server-warmup", takes=Takes.NOTHING),
-    inert("first come, first served", "--schedule-policy", neutral=("fcfs",)),
+    sets("scheduling_policy", "--schedule-policy"),
     inert("nothing is guessed ahead", "--schedule-conservativeness"),
     inert("the token budget of a step covers it", "--max-prefill-tokens"),
     inert("KV memory is planned from the budget", "--max-total-tokens"),

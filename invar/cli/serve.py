@@ -33,7 +33,7 @@ def parser() -> CommandParser:
     )
     add_engine_options(parser)
     parser.value("--seed", type=whole, help="of requests without one of their own; -1: random")
-    parser.value("--scheduling-policy", metavar="NAME", help="fcfs or priority")
+    parser.value("--scheduling-policy", metavar="NAME", help="fcfs, priority, lpm or fair")
     parser.value("--max-logprobs", type=whole, help="most a request may ask for")
     parser.value(
         "--kv-store", metavar="DIR", help="prefixes of prompts kept on disk; off: nothing is"

@@ -61,6 +61,7 @@ class Door:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
     ) -> list[EngineRequest]:
         """One engine request per choice, with ids `request_id-0`, `request_id-1` …
 
@@ -84,6 +85,7 @@ class Door:
                 min_tokens=params.min_tokens,
                 priority=priority,
                 cache_salt=cache_salt,
+                tenant=tenant,
                 reads_cache=not params.skip_reading_prefix_cache,
             )
             for choice in range(params.n)
@@ -109,6 +111,7 @@ class Door:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        tenant: str | None = None,
     ) -> EngineRequest:
         """A request that says how likely a prompt is and answers nothing; the prompt may fill the
         context.
@@ -140,6 +143,7 @@ class Door:
             ),
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
 
     def _prompt(self, token_ids: Sequence[int] | TokenIds, truncate: int | None) -> TokenIds:

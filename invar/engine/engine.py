@@ -15,9 +15,10 @@ from invar.backends.runner import Runner, StepResult
 from invar.engine.batch import BatchBuilder
 from invar.engine.kv import KVMemory
 from invar.engine.page_store import PageStore
+from invar.engine.policies import POLICIES
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason
 from invar.engine.results import StepReader
-from invar.engine.scheduler import POLICIES, Scheduler
+from invar.engine.scheduler import Scheduler
 from invar.engine.state import Chunk, RequestState
 from invar.engine.stored_prefix import StoredPrefixes
 
@@ -85,7 +86,7 @@ class Engine:
         )
         self.scheduler = Scheduler(
             self.memory,
-            POLICIES[policy](),
+            POLICIES[policy],
             max_tokens_per_step=chunk,
             max_running=min(max_num_seqs or info.max_sequences, info.max_sequences),
         )

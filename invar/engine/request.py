@@ -59,6 +59,7 @@ class EngineRequest:
     min_tokens: int = 0  # no stop token before that many
     output_token_ids: np.ndarray | None = None  # int32: already generated (resumed request)
     priority: int = 0  # lower runs earlier, where the policy looks at it
+    tenant: str | None = None  # whose share it comes out of, where the policy looks at it
     cache_salt: str | None = None  # prefixes are shared only between requests of one salt
     reads_cache: bool = True  # False: every row is computed, whatever is known of the prefix
 

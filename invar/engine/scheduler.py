@@ -6,42 +6,20 @@ one, takes pages from the last ones until it has its own, and fits alone (checke
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from bisect import insort
 from collections.abc import Iterator
-from typing import Protocol
 
 from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.kv import KVMemory
+from invar.engine.policies import FirstComeFirstServed
 from invar.engine.state import Chunk, RequestState
 from invar.engine.stored_prefix import StoreError
 
 # What a step of decoding requests may be held up by reading pages for others: about what it takes.
 FETCH_S = 0.01
-
-
-class Policy(Protocol):
-    """An order of requests: the first one runs first, the last one is the victim."""
-
-    def key(self, state: RequestState) -> tuple[int, ...]: ...
-
-
-class FirstComeFirstServed:
-    def key(self, state: RequestState) -> tuple[int, ...]:
-        return (state.arrival,)
-
-
-class ByPriority:
-    """Lower values first, then age."""
-
-    def key(self, state: RequestState) -> tuple[int, ...]:
-        return (state.request.priority, state.arrival)
-
-
-POLICIES: dict[str, type[Policy]] = {"fcfs": FirstComeFirstServed, "priority": ByPriority}
 
 
 class Plan:
@@ -51,6 +29,7 @@ class Plan:
         self.tokens_left = tokens
         self.fetch_until_s = math.inf  # monotonic; until then pages are read from disk
         self.preempted = False
+        self.displaced = False
         self.chunks: dict[RequestState, Chunk] = {}
 
     def add(self, chunk: Chunk) -> None:
@@ -64,18 +43,18 @@ class Plan:
 
 
 class Scheduler:
-    """Owner of all request states. `waiting` and `running` are kept in the policy's order."""
+    """Owner of all request states. `waiting` and `running` are kept in the policy's `rank`."""
 
     def __init__(
         self,
         memory: KVMemory,
-        policy: Policy,
+        policy: type[FirstComeFirstServed],
         *,
         max_tokens_per_step: int,
         max_running: int,
     ) -> None:
         self.memory = memory
-        self.policy = policy
+        self.policy = policy(memory, max_tokens_per_step)
         self.max_tokens_per_step = max_tokens_per_step
         self.max_running = max_running
         self.waiting: list[RequestState] = []
@@ -88,41 +67,41 @@ class Scheduler:
         self.num_reused_tokens = 0  # of them, found
 
     def add(self, state: RequestState) -> None:
-        insort(self.waiting, state, key=self.policy.key)
+        self.policy.arrived(state)
+        insort(self.waiting, state, key=self.policy.rank)
 
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step. Empty only when there is no request."""
         plan = Plan(self.max_tokens_per_step)
 
-        # Running requests first. Those that decode need one row each and come before prompts in
-        # progress, so that nobody's next token waits on a stranger's prompt.
+        # Those that decode first: they need one row each, and nobody's next token waits on a
+        # stranger's prompt.
         reading = [state for state in self.running if state.num_remaining > 1]
         decoding = [state for state in self.running if state.num_remaining == 1]
         if decoding:
             plan.fetch_until_s = time.monotonic() + FETCH_S
-        for state in itertools.chain(decoding, reading):
-            # Not preempted by one before it.
-            if state.slot is not None and self._fetch(state, plan):
+        for state in decoding:
+            if state.slot is not None:  # not preempted by one before it
                 self._extend(state, plan)
 
-        # Then waiting ones in order, never around the first: what it needs becomes free in the end.
-        # Not beside a preemption, whose victim would come straight back, unless nothing else runs.
-        while self._can_admit(plan) and self._admit(self.waiting[0], reading):
-            state = self.waiting.pop(0)
-            insort(self.running, state, key=self.policy.key)
-            reading.append(state)
-            if self._fetch(state, plan):
-                self._extend(state, plan)
+        # Then prompts in the policy's order, those in progress and those that wait.
+        for state in sorted(reading, key=self.policy.urgency):
+            self._admit_before(state, reading, plan)
+            if state.slot is not None and state not in plan.chunks:
+                self._read_on(state, plan)
+        self._admit_before(None, reading, plan)
         return list(plan.chunks.values())
 
     def advance(self, state: RequestState, computed: int) -> None:
         """The request's first `computed` tokens have been run."""
         assert state.slot is not None
+        self.policy.ran(state, computed)
         state.num_computed_tokens = computed
         self.memory.advance(state.slot, computed)
 
     def remove(self, state: RequestState) -> None:
         """Forgets a request in any state: finished, failed or cancelled."""
+        self.policy.left(state)
         if state.slot is None:
             self.waiting.remove(state)
             return
@@ -147,32 +126,54 @@ class Scheduler:
         self.memory.give_back(state.slot)
         state.slot = None
         state.num_computed_tokens = 0
-        insort(self.waiting, state, key=self.policy.key)
+        insort(self.waiting, state, key=self.policy.rank)
 
     def states(self) -> Iterator[RequestState]:
         yield from self.running
         yield from self.waiting
 
-    def _can_admit(self, plan: Plan) -> bool:
-        if not self.waiting or len(self.running) >= self.max_running or not plan.tokens_left:
-            return False
+    def _admit_before(
+        self, reading: RequestState | None, all_reading: list[RequestState], plan: Plan
+    ) -> None:
+        """Admits waiting requests in order while they come before a prompt in progress (None:
+        all), and plans their first rows.
+
+        Never around the first: what it needs becomes free in the end.
+        """
+        while self.waiting and plan.tokens_left:
+            state = self.policy.next(self.waiting)
+            if reading is not None and self.policy.urgency(reading) < self.policy.urgency(state):
+                return
+            if self._must_wait(state, all_reading, plan):
+                return
+            if self._open(state):
+                self.waiting.remove(state)
+                insort(self.running, state, key=self.policy.rank)
+                all_reading.append(state)
+                self.policy.admitted(state, self.waiting)
+                self._read_on(state, plan)
+            elif not self._displace_for(state, plan):
+                return
+
+    def _must_wait(self, state: RequestState, reading: list[RequestState], plan: Plan) -> bool:
+        # Not beside a preemption, whose victim would come straight back, unless nothing else runs.
         if plan.preempted and plan.chunks:
-            return False
+            return True
         # Pages of strangers in half-used slabs can leave a request short although it fits alone;
         # once that has happened it runs with nobody beside it.
-        return not self.running or not (
-            self.waiting[0].needs_all_memory or self.running[0].needs_all_memory
-        )
+        if self.running and (state.needs_all_memory or self.running[0].needs_all_memory):
+            return True
+        return self._prefix_is_coming(state, reading)
 
-    def _admit(self, state: RequestState, reading: list[RequestState]) -> bool:
+    def _open(self, state: RequestState) -> bool:
         """Gives a waiting request its slot, with what is computed of it already.
 
         One that found no room is not tried again before somebody gives up pages: looking costs a
         match of its prompt.
         """
-        if self.running and self.found_no_room == (state, self.memory.num_releases):
+        if len(self.running) >= self.max_running:
             return False
-        if self._prefix_is_coming(state, reading):
+        if self.running and self.found_no_room == (state, self.memory.num_releases):
             return False
         opened = self.memory.open(
             state.token_ids,
@@ -186,6 +187,10 @@ class Scheduler:
             return False
         state.slot, state.num_computed_tokens = opened
         return True
+
+    def _read_on(self, state: RequestState, plan: Plan) -> None:
+        if self._fetch(state, plan):
+            self._extend(state, plan)
 
     def _fetch(self, state: RequestState, plan: Plan) -> bool:
         """Reads on what the page store has of a running request; whether all of it is there."""
@@ -219,7 +224,7 @@ class Scheduler:
                 other.slot is None
                 or other.num_remaining < PAGE_TOKENS
                 or other.request.cache_salt != state.request.cache_salt
-                or self.policy.key(other) > self.policy.key(state)
+                or self.policy.urgency(other) > self.policy.urgency(state)
             ):
                 continue
             common = common_ids(other.token_ids[: other.num_tokens], ids)
@@ -243,20 +248,32 @@ class Scheduler:
         if not count:
             return
         while not self.memory.extend(state.slot, start + count):
-            victim = self._victim()
-            plan.drop(victim)
             plan.preempted = True
             if len(self.running) == 1:
-                victim.needs_all_memory = True
-            self.preempt(victim)
+                state.needs_all_memory = True
+            # The first in rank yields to nobody.
+            victim = self._give_way(self.running[1:] or self.running, plan)
             if victim is state:
                 return
         plan.add(Chunk.of(state, start, start + count))
 
-    def _victim(self) -> RequestState:
-        """The last in order, but not the last victim once more while another one can yield. The
-        first in order yields to nobody."""
-        last = self.running[-1]
-        if last is self.last_victim and len(self.running) > 2:
-            return self.running[-2]
-        return last
+    def _displace_for(self, state: RequestState, plan: Plan) -> bool:
+        """Where the policy says so, one that runs gives way to one that found no room: one in a
+        step."""
+        others = [other for other in self.running if self.policy.displaces(state, other)]
+        if plan.displaced or not others:
+            return False
+        plan.displaced = True
+        self._give_way(others, plan)
+        return True
+
+    def _give_way(self, states: list[RequestState], plan: Plan) -> RequestState:
+        """Preempts the last in the policy's order, but not the last victim once more while another
+        one can yield."""
+        victim = max(
+            [state for state in states if state is not self.last_victim] or states,
+            key=self.policy.urgency,
+        )
+        plan.drop(victim)
+        self.preempt(victim)
+        return victim

@@ -34,6 +34,9 @@ class RequestState:
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # of the prompt, found computed; None: not run yet
     num_preemptions: int = 0
+    num_passed_over: int = 0  # younger ones that were admitted while it waited (lpm)
+    num_charged_tokens: int = 0  # of its own that its tenant's counter has (fair)
+    yields_after_tokens: int = 0  # charged ones, before it may be displaced once more (fair)
     needs_all_memory: bool = False  # was short of pages with nobody beside it
     has_reported: bool = False  # the first output has gone out
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])

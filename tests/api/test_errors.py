@@ -221,11 +221,12 @@ def test_fields_without_effect_are_counted_and_logged_once(
 ) -> None:
     with caplog.at_level("INFO", "invar"), running(says("Hello")) as server:
         for _ in range(3):
-            assert server.chat(user="me", metadata=None, tools=[]).status_code == 200
+            idle = server.chat(safety_identifier="me", metadata=None, tools=[])
+            assert idle.status_code == 200
             # Our template does not read it.
             assert server.chat(chat_template_kwargs={"enable_thinking": 1}).status_code == 200
         metrics = server.http.get("/metrics").text
-    assert 'invar:unknown_request_fields_total{field="user"} 3.0' in metrics
+    assert 'invar:unknown_request_fields_total{field="safety_identifier"} 3.0' in metrics
     kwarg = "chat_template_kwargs.enable_thinking"
     assert f'invar:unknown_request_fields_total{{field="{kwarg}"}} 3.0' in metrics
     said = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]

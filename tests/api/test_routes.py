@@ -188,6 +188,24 @@ def test_api_keys() -> None:
         assert server.http.get("/metrics").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [((), ["me", None, "me"]), (("one",), ["me", None, "me"]), (("one", "two"), ["key 0"] * 3)],
+)
+def test_whose_share_a_request_uses(keys: tuple[str, ...], expected: list[str | None]) -> None:
+    with running(says("Hello"), api_keys=keys) as server:
+        server.http.headers["authorization"] = "Bearer one"
+        assert server.chat(user="me").status_code == 200
+        assert server.chat().status_code == 200
+        assert server.complete(user="me", n=2).status_code == 200
+        assert [one.tenant for one in server.engine.seen] == [*expected, expected[-1]]
+        if len(keys) > 1:
+            server.http.headers["authorization"] = "Bearer two"
+            server.chat(user="me")
+            assert server.engine.seen[-1].tenant == "key 1"
+        assert server.chat(user=5).status_code == 400
+
+
 VLLM_NAMES = [
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
     "vllm:gpu_cache_usage_perc", "vllm:num_preemptions_total", "vllm:prompt_tokens_total",

@@ -22,7 +22,8 @@ def request(
     else:
         ids = np.array(prompt)
     own = (
-        "stop_token_ids", "min_tokens", "priority", "output_token_ids", "cache_salt", "reads_cache"
+        "stop_token_ids", "min_tokens", "priority", "output_token_ids", "cache_salt", "reads_cache",
+        "tenant",
     )  # fmt: skip
     return EngineRequest(
         id=request_id,

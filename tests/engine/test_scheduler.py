@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import time
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from engine.helpers import Client, make_engine, request, run
 from engine.scripted_runner import HashRunner, Rules, lone_answer, runner_info
 from invar.backends.runner import RunnerInfo
 from invar.engine.engine import Engine
+from invar.engine.policies import POLICIES
 from invar.engine.request import EngineRequest
 
 
@@ -177,25 +179,38 @@ def test_who_found_no_room_is_not_looked_up_before_somebody_gives_up_pages() -> 
     assert client.answers["large"].finish_reason == "length"
 
 
+def calls_of(function: Callable[[], object]) -> int:
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 def test_a_thousand_live_sequences() -> None:
     info = runner_info(slabs=4000, max_sequences=1000, max_tokens_per_step=4000, max_model_len=128)
     engine = Engine(HashRunner(info))
-    requests = [request(f"r{i}", 33 + i % 7, 12) for i in range(1000)]
+    requests = [request(f"r{i}", 33 + i % 7, 20) for i in range(1000)]
     for one in requests:
         engine.add_request(one)
     answers: dict[str, list[int]] = {one.id: [] for one in requests}
-    seconds = []
+    full = 0
     while engine.has_unfinished:
         for output in engine.step():
             answers[output.request_id] += output.token_ids
         if len(engine.scheduler.running) == 1000:
-            start = time.perf_counter()
-            chunks = engine.scheduler.schedule()
-            seconds.append(time.perf_counter() - start)
-            assert len(chunks) == 1000
+            full += 1
+            # Of functions, 20 a sequence: nobody looks at all the others.
+            assert calls_of(engine.scheduler.schedule) < 30 * 1000
     engine.check_integrity()
-    # 3 µs a sequence; one that looked at all others would take ten times as long.
-    assert min(seconds) < 0.03
+    assert full > 3
     for one in requests[::50]:
         assert answers[one.id] == lone_answer(info, Rules(), one).token_ids
 
@@ -234,6 +249,7 @@ OPTIONS = st.fixed_dictionaries(
         "stop_token_ids": st.frozensets(st.integers(0, 96), max_size=6),
         "min_tokens": st.integers(0, 3),
         "priority": st.integers(-1, 1),
+        "tenant": st.sampled_from([None, "a", "b"]),
         "bad_sequences": st.sampled_from([(), ((5,), (6, 7))]),
     }
 )
@@ -249,7 +265,7 @@ OPERATIONS = st.lists(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-@given(info=INFOS, policy=st.sampled_from(["fcfs", "priority"]), operations=OPERATIONS)
+@given(info=INFOS, policy=st.sampled_from(sorted(POLICIES)), operations=OPERATIONS)
 def test_random_programs_answer_as_alone(
     info: RunnerInfo, policy: str, operations: list[tuple[Any, ...]]
 ) -> None:
@@ -286,17 +302,31 @@ def test_random_programs_answer_as_alone(
     assert client.engine.stats().kv_usage == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(info=INFOS, lengths=st.lists(st.integers(1, 150), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    info=INFOS,
+    policy=st.sampled_from(sorted(POLICIES)),
+    requests=st.lists(
+        st.tuples(st.integers(1, 150), st.integers(-1, 1), st.sampled_from("ab")),
+        min_size=1,
+        max_size=8,
+    ),
+)
+@example(  # two that take turns in memory for one must not read their prompts for ever
+    info=runner_info(slabs=4, max_tokens_per_step=1, max_sequences=1),
+    policy="fair",
+    requests=[(45, 0, "a"), (65, 0, "b")],
+)
 def test_b51_while_anything_waits_every_step_runs_something_and_soon_one_gets_a_token(
-    info: RunnerInfo, lengths: list[int]
+    info: RunnerInfo, policy: str, requests: list[tuple[int, int, str]]
 ) -> None:
-    client = Client(make_engine(info))
+    client = Client(make_engine(info, policy=policy))
     longest = min(info.max_model_len, client.engine.kv_capacity_tokens + 1)
-    for i, length in enumerate(lengths):
+    for i, (length, priority, tenant) in enumerate(requests):
         if longest > 1:
             prompt = min(length, longest - 1)
-            client.add(request(f"r{i}", prompt, min(30, longest - prompt)))
+            tokens = min(30, longest - prompt)
+            client.add(request(f"r{i}", prompt, tokens, priority=priority, tenant=tenant))
     silent = 0
     while client.engine.has_unfinished:
         steps = client.engine.steps

@@ -101,6 +101,8 @@ class Program:
             max_tokens=min(self.dice.randint(1, 30), room - len(prompt)),
             sampling=Sampling(**{"seed": 0, "logprobs": 2, **self.dice.choice(SAMPLINGS)}),
             cache_salt=self.dice.choice(SALTS),
+            priority=self.dice.choice((-1, 0, 0, 1)),
+            tenant=self.dice.choice(("heavy", "heavy", "light", None)),
             reads_cache=self.dice.random() < 0.95,
         )
         for _ in range(self.dice.choice((1, 1, 1, 3))):  # choices of one prompt

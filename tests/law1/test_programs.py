@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from invar.engine.engine import Engine
 from invar.engine.page_file import PageLayout
 from invar.engine.page_store import PageStore
+from invar.engine.policies import POLICIES
 from law1.programs import ColdRuns, Program, tiny_engines
 
 # All in all more than 10,000 operations (asserted below), in less than two minutes of two cores.
@@ -53,7 +54,7 @@ INFOS = st.builds(
 @settings(RUNS, max_examples=60)
 @given(
     info=INFOS,
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(sorted(POLICIES)),
     dice=st.randoms(use_true_random=False),
 )
 def test_programs_over_any_memory(info, policy: str, dice: random.Random) -> None:  # type: ignore[no-untyped-def]
