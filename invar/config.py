@@ -53,6 +53,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (None, True, False),
     "enforce_eager": (True, False),
     "kv_store_salted": (True, False),
+    "paces_prompts": (True, False),
 }
 
 
@@ -96,6 +97,7 @@ class EngineConfig:
     dtype: str = "auto"
     quantization: str | None = None
     enforce_eager: bool = False  # operation by operation, with checks for NaN; the same answers
+    paces_prompts: bool = False  # somebody waits for each token: prompts are read beside them
     kv_store: str | None = None  # folder of the page store; None: nothing is kept on disk
     kv_store_size: int | None = None  # bytes; None: swap_space, or 4 GiB
     kv_store_salted: bool = False  # prefixes of requests with a cache_salt are stored too

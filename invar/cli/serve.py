@@ -63,6 +63,7 @@ def execute(args: argparse.Namespace) -> int:
         kv_store=store_folder(args.kv_store),
         kv_store_size=args.kv_store_size,
         kv_store_salted=args.kv_store_salted,
+        paces_prompts=True,
     )
     from invar.cli.listening import announce, end_on_signal, listen, run_server
 

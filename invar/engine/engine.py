@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from invar.backends.runner import Runner, StepResult
 from invar.engine.batch import BatchBuilder
 from invar.engine.kv import KVMemory
+from invar.engine.pace import Pace
 from invar.engine.page_store import PageStore
 from invar.engine.policies import POLICIES
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason
@@ -62,11 +64,15 @@ class Engine:
         prefix_caching: bool = True,
         store: PageStore | None = None,
         store_salted: bool = False,
+        paces_prompts: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
         poison_freed_pages: bool = False,
     ) -> None:
         """The limits default to the runner's own. prefix_caching: computed prefixes are kept and
         reused. store: on disk too; the engine's from now on. store_salted: also those of requests
-        with a `cache_salt`. poison_freed_pages: fill them with NaN (tests)"""
+        with a `cache_salt`. paces_prompts: rows of prompts beside requests that decode are no more
+        than these feel little of, as measured by the clock in seconds. poison_freed_pages: fill
+        them with NaN (tests)"""
         info = runner.info
         self.runner = runner
         self.page_store = store
@@ -89,7 +95,9 @@ class Engine:
             POLICIES[policy],
             max_tokens_per_step=chunk,
             max_running=min(max_num_seqs or info.max_sequences, info.max_sequences),
+            pace=Pace() if paces_prompts else None,
         )
+        self.clock = clock
         self.builder = BatchBuilder(info, self.memory)
         self.states: dict[str, RequestState] = {}
         self.finished_at_door: dict[str, EngineOutput] = {}
@@ -136,11 +144,13 @@ class Engine:
 
     def step(self) -> list[EngineOutput]:
         """Runs one batch: what it brought, for each request that got a token or ended."""
+        began = self.clock()
         outputs = list(self.finished_at_door.values())
         self.finished_at_door.clear()
         chunks = self.scheduler.schedule()
         for part, result in self._run(chunks):
             outputs += self._postprocess(part, result)
+        self.scheduler.took(chunks, self.clock() - began)
         return outputs
 
     def stats(self) -> EngineStats:

@@ -89,6 +89,7 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         prefix_caching=config.enable_prefix_caching is not False,
         store=page_store(config, source, runner.info),
         store_salted=config.kv_store_salted,
+        paces_prompts=config.paces_prompts,
     )
     door = Door(
         vocab_size=runner.info.vocab_size,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.kv import KVMemory
+from invar.engine.pace import Pace
 from invar.engine.policies import FirstComeFirstServed
 from invar.engine.state import Chunk, RequestState
 from invar.engine.stored_prefix import StoreError
@@ -52,11 +53,15 @@ class Scheduler:
         *,
         max_tokens_per_step: int,
         max_running: int,
+        pace: Pace | None = None,
     ) -> None:
+        """pace: how many rows of prompts run beside requests that decode; None: all there is room
+        for"""
         self.memory = memory
         self.policy = policy(memory, max_tokens_per_step)
         self.max_tokens_per_step = max_tokens_per_step
         self.max_running = max_running
+        self.pace = pace
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.last_victim: RequestState | None = None
@@ -84,6 +89,9 @@ class Scheduler:
             if state.slot is not None:  # not preempted by one before it
                 self._extend(state, plan)
 
+        if self.pace is not None:
+            plan.tokens_left = self.pace.prompt_rows(len(plan.chunks), plan.tokens_left)
+
         # Then prompts in the policy's order, those in progress and those that wait.
         for state in sorted(reading, key=self.policy.urgency):
             self._admit_before(state, reading, plan)
@@ -91,6 +99,13 @@ class Scheduler:
                 self._read_on(state, plan)
         self._admit_before(None, reading, plan)
         return list(plan.chunks.values())
+
+    def took(self, chunks: Sequence[Chunk], seconds: float) -> None:
+        """What the step with these chunks took, from one token of a request to its next."""
+        if self.pace is not None:
+            rows = sum(chunk.end - chunk.start for chunk in chunks)
+            decoding = sum(chunk.end - chunk.start == 1 for chunk in chunks)
+            self.pace.observe(decoding, rows - decoding, seconds)
 
     def advance(self, state: RequestState, computed: int) -> None:
         """The request's first `computed` tokens have been run."""
