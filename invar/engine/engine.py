@@ -15,6 +15,7 @@ import numpy as np
 from invar.backends.runner import Runner, StepResult
 from invar.engine.batch import BatchBuilder
 from invar.engine.kv import KVMemory
+from invar.engine.kv_use import KVUse, kv_use
 from invar.engine.pace import Pace
 from invar.engine.page_store import PageStore
 from invar.engine.policies import POLICIES
@@ -36,6 +37,9 @@ class EngineStats:
     running: int
     waiting: int
     kv_usage: float  # 0 … 1
+    kv_unfilled: float  # share of the pages in use that holds no token, 0 … 1
+    kv_saved_by_sharing: int  # bytes that requests would have more without it
+    kv_saved_by_windows: int  # bytes that would be in use if every layer kept all tokens
     preemptions: int
     cache_tokens: int  # that the prefix cache holds now
     cache_queries: int  # tokens of prompts that were looked up in it
@@ -155,10 +159,14 @@ class Engine:
 
     def stats(self) -> EngineStats:
         store, prefixes = self.page_store, self.memory.prefixes
+        use = self.kv_use()
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_usage=self.memory.usage,
+            kv_unfilled=use.unfilled_share,
+            kv_saved_by_sharing=use.saved_by_sharing,
+            kv_saved_by_windows=use.saved_by_windows,
             preemptions=self.scheduler.num_preemptions,
             cache_tokens=self.memory.tree.num_tokens,
             cache_queries=self.scheduler.num_queried_tokens,
@@ -173,9 +181,18 @@ class Engine:
             store_bytes=0 if store is None else store.bytes,
         )
 
+    def kv_use(self) -> KVUse:
+        """What pages are used for now, in bytes."""
+        running = self.scheduler.running
+        known = [(one.slot, one.num_tokens) for one in running if one.slot is not None]
+        return kv_use(self.memory, known)
+
     def check_integrity(self) -> None:
         """Tests: raises AssertionError unless every page and every request is in one place."""
         self.memory.check_integrity()
+        use = self.kv_use()
+        assert 0 <= use.unfilled <= use.owned
+        assert min(use.saved_by_sharing, use.saved_by_windows) >= 0
         states = list(self.scheduler.states())
         assert len(states) == len(set(states)) == len(self.states)
         assert set(states) == set(self.states.values())

@@ -67,6 +67,8 @@ class PagePool(PageCounts):
             f"{name}: users miscounted"
         )
         assert len(users) == self.num_used
+        assert len(named) == self.num_named
+        assert len(users.keys() | set(cached)) == self.num_owned
         assert len({page // per_slab for page in users}) == self.num_used_slabs
         assert len(set(cached)) == len(cached), f"{name}: a page in two nodes"
         held = users.keys() - set(cached)

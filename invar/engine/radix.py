@@ -68,6 +68,7 @@ class RadixTree:
         self.leaves: list[tuple[int, int, Node]] = []  # a heap; used_at may be out of date
         self.wide: dict[Node, None] = {}  # may have pages before their last window
         self.num_tokens = 0
+        self.num_pages = 0  # of the tokens, whether or not a window group still has them
         self.num_evicted_tokens = 0
 
     # -------------------------------------------------------------------------------- matching
@@ -229,6 +230,7 @@ class RadixTree:
         node gets a child, to stand at `index` among the others, whose own the arrays of pages are
         from now on."""
         self.num_tokens += len(data) // ID_BYTES
+        self.num_pages += len(pages[0])
         if index and data.startswith(node.keys[index - 1]):
             # A partly filled page that a fuller one begins with is of no more use.
             index -= 1
@@ -336,6 +338,7 @@ class RadixTree:
             self.free(group, pages[max(left, node.first[group]) :])
         key = node.key[: left * PAGE_BYTES]
         self.num_tokens -= (len(node.key) - len(key)) // ID_BYTES
+        self.num_pages -= count
         if left:
             node.key = key
             node.pages = [pages[:left] for pages in node.pages]
@@ -417,6 +420,7 @@ class RadixTree:
         assert names.issuperset(holders), "a request holds a node that has left the tree"
         assert names.issuperset(self.wide)
         assert self.num_tokens == sum(len(node.key) for node in self.nodes()) // ID_BYTES
+        assert self.num_pages == sum(node.num_pages for node in self.nodes())
 
 
 def behind_window(tokens: int, window: int) -> int:

@@ -42,6 +42,9 @@ GAUGES = {
     "num_requests_waiting": "waiting",
     "kv_cache_usage_perc": "kv_usage",
     "prefix_cache_tokens": "cache_tokens",
+    "kv_cache_unfilled_perc": "kv_unfilled",
+    "kv_cache_shared_bytes": "kv_saved_by_sharing",
+    "kv_cache_window_saved_bytes": "kv_saved_by_windows",
     "kv_store_bytes": "store_bytes",
 }
 TOTALS = {
@@ -68,6 +71,21 @@ class Metrics:
             "num_requests_waiting": self._gauge("num_requests_waiting", "Requests in the queue."),
             "kv_cache_usage_perc": self._gauge(
                 "kv_cache_usage_perc", "KV pages in use, 0 to 1.", alias="gpu_cache_usage_perc"
+            ),
+            "kv_cache_unfilled_perc": self._gauge(
+                "kv_cache_unfilled_perc",
+                "Of the KV pages in use, the share that holds no token, 0 to 1.",
+                prefix="invar",
+            ),
+            "kv_cache_shared_bytes": self._gauge(
+                "kv_cache_shared_bytes",
+                "KV bytes that requests would hold more did they not share pages.",
+                prefix="invar",
+            ),
+            "kv_cache_window_saved_bytes": self._gauge(
+                "kv_cache_window_saved_bytes",
+                "KV bytes that would be in use did layers with a window keep all tokens.",
+                prefix="invar",
             ),
             "prefix_cache_tokens": self._gauge(
                 "prefix_cache_tokens", "Tokens that the prefix cache holds.", prefix="invar"

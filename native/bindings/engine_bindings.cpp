@@ -76,6 +76,8 @@ void bind_engine(nb::module_& module) {
           },
           nb::arg("pages"))
       .def_prop_ro("num_releases", &PageCounts::num_releases)
+      .def_prop_ro("num_named", &PageCounts::num_named)
+      .def_prop_ro("num_owned", &PageCounts::num_owned)
       .def_prop_ro("num_used", &PageCounts::num_used)
       .def_prop_ro("num_used_slabs", &PageCounts::num_used_slabs)
       .def_prop_ro("num_free", &PageCounts::num_free)

@@ -74,6 +74,7 @@ void PageCounts::use(std::span<const int32_t> pages) {
 void PageCounts::drop(std::span<const int32_t> pages) {
   for (int32_t page : pages) {
     if (!users_[checked(page)]) refuse(page, "dropped, but has no user");
+    --num_named_;
     if (--users_[page]) continue;
     --num_used_;
     ++num_releases_;
@@ -119,11 +120,13 @@ int32_t PageCounts::checked(int32_t page) const {
 
 void PageCounts::open(int32_t slab) {
   slabs_[slab].held = true;
+  ++num_held_slabs_;
   for (int64_t i = 0; i < per_slab_; ++i) mark(static_cast<int32_t>(slab * per_slab_ + i), true);
 }
 
 void PageCounts::close(int32_t slab) {
   slabs_[slab].held = false;
+  --num_held_slabs_;
   for (int64_t i = 0; i < per_slab_; ++i) mark(static_cast<int32_t>(slab * per_slab_ + i), false);
   arbiter_.give_back(slab);
 }
@@ -139,6 +142,7 @@ void PageCounts::mark(int32_t page, bool free) {
 }
 
 void PageCounts::add_user(int32_t page) {
+  ++num_named_;
   if (users_[page]++) return;
   ++num_used_;
   if (!slab_of(page).used++) ++num_used_slabs_;

@@ -53,6 +53,9 @@ class PageCounts {
 
   // Counts up whenever a page loses its last user.
   int64_t num_releases() const { return num_releases_; }
+  int64_t num_named() const { return num_named_; }  // users of all pages together
+  // Pages of held slabs that are not free.
+  int64_t num_owned() const { return num_held_slabs_ * per_slab_ - num_free_; }
   int64_t num_used() const { return num_used_; }
   int64_t num_used_slabs() const { return num_used_slabs_; }
   int64_t num_free() const { return num_free_; }
@@ -83,6 +86,8 @@ class PageCounts {
   size_t first_free_word_ = 0;  // no page is free before it
   int64_t num_free_ = 0;
   int64_t num_releases_ = 0;
+  int64_t num_held_slabs_ = 0;
+  int64_t num_named_ = 0;
   int64_t num_used_ = 0;        // pages with users
   int64_t num_used_slabs_ = 0;  // slabs with such pages
 };

@@ -165,6 +165,8 @@ def test_b48_usage_and_metrics_count_what_was_reused(real: RealServer) -> None:
     assert metric(real, "vllm:prefix_cache_hits_total") - found == 99
     assert metric(real, "vllm:prefix_cache_queries_total") - asked == 300
     assert metric(real, "invar:prefix_cache_tokens") >= 200
+    assert 0 < metric(real, "invar:kv_cache_unfilled_perc") < 1
+    assert metric(real, "invar:kv_cache_shared_bytes") == 0
     refuses = {"cache_salt": "A", "skip_reading_prefix_cache": True}
     assert cached(real.complete(prompt=prompt, max_tokens=4, **refuses)) == 0
 
