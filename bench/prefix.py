@@ -6,19 +6,24 @@
   at a time; each turn sends the whole conversation again.
 - agent: one ReAct agent of 20 tool turns over the same system prompt: its own call (16 tokens),
   then an observation (100 tokens).
+- restart: the chat over engines that keep prefixes on disk; half-way the engine is closed and
+  loaded again: with its store, with a store that the system has not in memory, and with none.
 - tree: microseconds a request for matching, inserting and evicting at 1,000 cached conversations of
   2,000 tokens, without a model.
 
-The answers with and without caching are compared: they must be equal.
+The answers with and without caching and restarts are compared: they must be equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -56,9 +61,14 @@ def answer_of(
 
 
 def conversation(
-    engine: Engine, dice: np.random.Generator, users: int, turns: int, told: int
+    engine: Engine,
+    dice: np.random.Generator,
+    users: int,
+    turns: int,
+    told: int,
+    before_turn: Callable[[int, Engine], Engine] = lambda turn, engine: engine,
 ) -> tuple[list[float], list[list[int]]]:
-    """Median time to first token of each turn, and all answers."""
+    """Median time to first token of each turn, and all answers. before_turn: who answers it"""
     vocab = engine.runner.info.vocab_size
     system = dice.integers(0, vocab, SYSTEM_TOKENS).tolist()
     talks: list[list[int]] = [list(system) for _ in range(users)]
@@ -66,6 +76,7 @@ def conversation(
     for turn in range(turns):
         for talk in talks:
             talk += dice.integers(0, vocab, told).tolist()
+        engine = before_turn(turn, engine)
         found = answer_of(engine, talks, f"t{turn}")
         times.append(statistics.median(seconds for _, seconds in found))
         for talk, (said, _) in zip(talks, found, strict=True):
@@ -95,6 +106,53 @@ def compare(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
     result["ratio_later_median"] = round(statistics.median(ratios[1:]), 4)
     result["ratio_later_worst"] = round(max(ratios[1:]), 4)
     return result
+
+
+def restart(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
+    """Time to first token of the turn before a restart and of the one after it."""
+    half = turns // 2
+    result: dict[str, Any] = {"users": users, "turn": half + 1}
+    answers = []
+    for name in ("no restart", "store", "store, from the disk", "no store"):
+        with TemporaryDirectory() as folder:
+            config = EngineConfig(
+                model=model,
+                max_model_len=SYSTEM_TOKENS + turns * (told + ANSWER_TOKENS),
+                kv_store=None if name == "no store" else folder,
+            )
+
+            def warm() -> Engine:
+                engine = load_engine(config).engine  # noqa: B023
+                answer_of(engine, [[1, 2, 3]], "warm")
+                return engine
+
+            def again(turn: int, engine: Engine) -> Engine:
+                if turn != half or name == "no restart":  # noqa: B023
+                    return engine
+                engine.close()
+                if name == "store, from the disk":  # noqa: B023
+                    drop_from_memory(Path(folder))
+                return warm()
+
+            dice = np.random.default_rng(0)
+            times, said = conversation(warm(), dice, users, half + 2, told, again)
+            answers.append(said)
+            result[name] = [round(seconds, 4) for seconds in times]
+            if name == "store":
+                files = list(Path(folder).rglob("*.kv"))
+                result["store_mib"] = round(sum(f.stat().st_blocks for f in files) / 2048, 1)
+    assert all(said == answers[0] for said in answers), "answers depend on a restart"
+    before = statistics.median(result["store"][half - 2 : half])
+    for name in ("store", "store, from the disk", "no store"):
+        result[f"ratio: {name}"] = round(result[name][half] / before, 3)
+    return result
+
+
+def drop_from_memory(folder: Path) -> None:
+    for path in folder.rglob("*.kv"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def tree_cost(conversations: int = 1000, length: int = 2000) -> dict[str, float]:
@@ -147,21 +205,34 @@ def shown(name: str, result: dict[str, Any]) -> Iterable[str]:
     )
 
 
+def shown_restart(result: dict[str, Any]) -> Iterable[str]:
+    yield (
+        f"restart before turn {result['turn']}: {result['users']} users, time to first token of "
+        f"each turn in ms; the store has {result['store_mib']} MiB"
+    )
+    for name in ("no restart", "store", "store, from the disk", "no store"):
+        line = f"  {name:>20}  " + " ".join(f"{1000 * s:7.1f}" for s in result[name])
+        ratio = result.get(f"ratio: {name}")
+        yield line + ("" if ratio is None else f"   after/before {ratio:.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--agent-turns", type=int, default=20)
-    parser.add_argument("--part", choices=("chat", "agent", "tree"), action="append")
+    parser.add_argument("--part", choices=("chat", "agent", "restart", "tree"), action="append")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    parts = options.part or ["chat", "agent", "tree"]
+    parts = options.part or ["chat", "agent", "restart", "tree"]
     results: dict[str, Any] = {"model": options.model}
     if "chat" in parts:
         results["chat"] = compare(options.model, options.users, options.turns, QUESTION_TOKENS)
     if "agent" in parts:
         results["agent"] = compare(options.model, 1, options.agent_turns, OBSERVATION_TOKENS)
+    if "restart" in parts:
+        results["restart"] = restart(options.model, options.users, options.turns, QUESTION_TOKENS)
     if "tree" in parts:
         results["tree_us"] = tree_cost()
     if options.json:
@@ -170,6 +241,8 @@ def main() -> None:
     for name in ("chat", "agent"):
         if name in results:
             print("\n".join(shown(name, results[name])))
+    if "restart" in results:
+        print("\n".join(shown_restart(results["restart"])))
     if "tree_us" in results:
         print("tree, microseconds a request of 2,000 new tokens at 1,000 conversations:")
         print("  " + ", ".join(f"{name} {us}" for name, us in results["tree_us"].items()))
