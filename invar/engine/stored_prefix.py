@@ -22,6 +22,12 @@ from invar.engine.radix import behind_window
 # Computing as many takes SmolLM2 0.12 s on two cores, and a 1B model 0.8 s.
 LONG_PREFIX_TOKENS = 256
 
+# Pages that the system is asked to bring from the disk ahead of the one that is read. Asking takes
+# time too, and 24 MB of SmolLM2 or 32 MB of a 1B model keep a disk busy for longer than a step.
+READ_AHEAD = 32
+# Steps in which a page may be still on its way from the disk; then the disk is waited for.
+PATIENCE = 100
+
 TokenIds = npt.NDArray[np.int32]
 
 
@@ -44,6 +50,7 @@ class StoredPrefix:
     reused: int = 0  # found in memory: worth storing
     kept: int = 0  # stored, on their way, or never to be stored
     fetching: range = field(default_factory=lambda: range(0))  # still to be read
+    refused: int = 0  # how often the next of them was not in memory yet
 
     def page(self, ids: TokenIds, index: int, groups: int) -> Page:
         while len(self.keys) <= index + 1:
@@ -114,8 +121,8 @@ class StoredPrefixes:
         return all(last < max(begin, first) for last, first in zip(lacking, needed, strict=True))
 
     def prefetch(self, prefix: StoredPrefix, ids: TokenIds) -> None:
-        """Asks the system to bring what is to be read into memory."""
-        for index in prefix.fetching:
+        """Asks the system to bring the first pages that are to be read into memory."""
+        for index in prefix.fetching[:READ_AHEAD]:
             self.store.prefetch(prefix.page(ids, index, 0).key)
 
     def fetch(
@@ -134,14 +141,18 @@ class StoredPrefixes:
         """
         index = prefix.fetching.start
         groups = sum(1 << group for group, begin in enumerate(first) if index >= begin)
+        wait = wait or prefix.refused == PATIENCE
         found = self.store.read(prefix.page(ids, index, groups), self._buffer, wait=wait)
         if found is None:
             raise StoreError
+        prefix.refused = 0 if found else prefix.refused + 1
         if found:
             for group, span in enumerate(self.store.layout.spans):
                 if groups >> group & 1:
                     data = self._buffer[np.newaxis, span]
                     self.runner.write_pages(group, table[group][index : index + 1], data)
+            if index + READ_AHEAD in prefix.fetching:
+                self.store.prefetch(prefix.page(ids, index + READ_AHEAD, 0).key)
             prefix.fetching = range(index + 1, prefix.fetching.stop)
             self.num_read_tokens += PAGE_TOKENS
         return found

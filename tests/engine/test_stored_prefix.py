@@ -11,9 +11,9 @@ import pytest
 from engine.helpers import Client, make_engine, request
 from engine.scripted_runner import HashRunner, Rules, lone_answer, runner_info
 from invar.backends.runner import RunnerInfo
-from invar.engine import scheduler
+from invar.engine import scheduler, stored_prefix
 from invar.engine.engine import Engine
-from invar.engine.page_file import Page, PageLayout
+from invar.engine.page_file import Bytes, Page, PageLayout
 from invar.engine.page_store import PageStore
 from invar.engine.request import EngineRequest
 from invar.engine.stored_prefix import LONG_PREFIX_TOKENS
@@ -331,6 +331,25 @@ def test_reading_holds_nobody_up(start: Restarts, monkeypatch: pytest.MonkeyPatc
     assert client.cached["one"] == LONG + 64
     client.drain()
     assert client.answers["one"] == lone_answer(INFO, Rules(), one)
+
+
+def test_a_disk_that_never_has_it_ready_is_waited_for(
+    start: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, one = reading(start, monkeypatch)
+    monkeypatch.setattr(stored_prefix, "PATIENCE", 2)
+    store = client.engine.page_store
+    assert store is not None
+    read = store.read
+
+    def slow(page: Page, out: Bytes, *, wait: bool) -> bool | None:
+        return wait and read(page, out, wait=wait)
+
+    monkeypatch.setattr(store, "read", slow)
+    for _ in range(3 * LONG // 32 + 9):
+        client.step()
+    assert client.cached["one"] == LONG + 64
+    assert client.drain()["one"] == lone_answer(INFO, Rules(), one)
 
 
 def reading(start: Restarts, monkeypatch: pytest.MonkeyPatch) -> tuple[Client, EngineRequest]:
