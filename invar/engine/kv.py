@@ -26,8 +26,6 @@ written by the request before it is read, as in any page that somebody else had 
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -206,17 +204,11 @@ class KVMemory:
         Raises StoreError where a page is not there any more; then the slot must be given back.
         """
         holding = self.held[slot]
-        stored, prefixes = holding.stored, self.prefixes
-        assert stored is not None
-        assert prefixes is not None
-        pages, wait = stored.fetching, until_s == math.inf
-        table, first = self._rows(slot)
-        while stored.fetching:
-            if not prefixes.fetch(stored, holding.ids, table, first, wait=wait):
-                return holding.computed
-            if stored.fetching and time.monotonic() >= until_s:
-                return holding.computed
-        self.advance(slot, pages.stop * PAGE_TOKENS)
+        assert holding.stored is not None
+        assert self.prefixes is not None
+        end = holding.stored.fetching.stop
+        if self.prefixes.fetch(holding.stored, holding.ids, *self._rows(slot), until_s):
+            self.advance(slot, end * PAGE_TOKENS)
         return holding.computed
 
     def store(self, slot: int, *, all_of_it: bool = False) -> None:
@@ -226,10 +218,8 @@ class KVMemory:
         if holding.stored is None or holding.generation != self.tree.generation:
             return
         assert self.prefixes is not None
-        table, first = self._rows(slot)
-        self.prefixes.keep(
-            holding.stored, holding.ids, table, first, holding.shared, all_of_it=all_of_it
-        )
+        rows, shared = self._rows(slot), holding.shared
+        self.prefixes.keep(holding.stored, holding.ids, *rows, shared, all_of_it=all_of_it)
 
     def _rows(self, slot: int) -> tuple[list[PageIds], list[int]]:
         """A request's row of each group's table, and its first page there."""

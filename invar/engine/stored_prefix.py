@@ -6,6 +6,8 @@ A prefix is worth storing once it has been used again, or when it is long. Pages
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -131,14 +133,32 @@ class StoredPrefixes:
         ids: TokenIds,
         table: Sequence[npt.NDArray[np.int32]],
         first: Sequence[int],
+        until_s: float,
+    ) -> bool:
+        """Reads pages into memory without waiting for the disk until some moment on the monotonic
+        clock, but at least one; at infinity, all of them. Whether all are there.
+
+        table: per group the page of each index. first: per group, indices before it are not
+        wanted. Raises StoreError where a page is not there any more.
+        """
+        wait = until_s == math.inf
+        while prefix.fetching:
+            if not self._fetch_page(prefix, ids, table, first, wait=wait):
+                return False
+            if time.monotonic() >= until_s:
+                break
+        return not prefix.fetching
+
+    def _fetch_page(
+        self,
+        prefix: StoredPrefix,
+        ids: TokenIds,
+        table: Sequence[npt.NDArray[np.int32]],
+        first: Sequence[int],
         *,
         wait: bool,
     ) -> bool:
-        """Reads the next page into memory; False where that would have to wait for the disk.
-
-        table: per group the page of each index. first: per group, indices before it are not
-        wanted. Raises StoreError where the page is not there any more.
-        """
+        """False where the page is not in the system's memory yet."""
         index = prefix.fetching.start
         groups = sum(1 << group for group, begin in enumerate(first) if index >= begin)
         wait = wait or prefix.refused == PATIENCE

@@ -293,3 +293,22 @@ def test_a_checksum_is_what_it_says_and_sees_every_flip() -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         seen.add(_native.checksum(flipped))
     assert len(seen) == 8 * len(data) + 1
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "fp16", "int8"])
+def test_pages_are_the_same_bytes_on_every_instruction_set(kv_format: KVFormat) -> None:
+    """So what one machine has stored, another one of the same build may read."""
+    source = llama_source(MIXED)
+    graph = with_kv_format(registry.build(source), kv_format)
+    seen = set()
+    for isa in _native.cpu_info()["available_isas"]:
+        for threads, cuts in ((1, [70]), (2, [5, 33, 70])):
+            one = make_runner(graph, source, isa=isa, threads=threads)
+            begin = 0
+            for end in cuts:
+                run(one, Piece(IDS[begin:end], begin, [3, 1, 4]))
+                begin = end
+            out = np.zeros((2, one.info.groups[0].page_bytes), np.uint8)
+            one.read_pages(0, np.array([3, 1]), out)
+            seen.add(out.tobytes())
+    assert len(seen) == 1
