@@ -109,8 +109,8 @@ def compare(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
 
 
 def restart(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
-    """Time to first token of the turn before a restart and of the one after it."""
-    half = turns // 2
+    """Time to first token of the turns before a restart and of the one after it."""
+    half = max(2, turns // 2)
     result: dict[str, Any] = {"users": users, "turn": half + 1}
     answers = []
     for name in ("no restart", "store", "store, from the disk", "no store"):
@@ -142,8 +142,8 @@ def restart(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
                 files = list(Path(folder).rglob("*.kv"))
                 result["store_mib"] = round(sum(f.stat().st_blocks for f in files) / 2048, 1)
     assert all(said == answers[0] for said in answers), "answers depend on a restart"
-    before = statistics.median(result["store"][half - 2 : half])
     for name in ("store", "store, from the disk", "no store"):
+        before = statistics.median(result[name][1:half])  # the first turn computes the prompt
         result[f"ratio: {name}"] = round(result[name][half] / before, 3)
     return result
 
