@@ -68,6 +68,8 @@ void bind_machine(nb::module_& module) {
 
 NB_MODULE(_native, module) {
   using namespace invar::bindings;
+  // An engine that lives as long as its process is no leak, and nothing to print at its end.
+  nb::set_leak_warnings(false);
   module.attr("NUMERIC_VERSION") = invar::kNumericVersion;
   module.attr("PAGE_TOKENS") = invar::kPageTokens;
   module.attr("PANEL_COLUMNS") = invar::kPanelColumns;
