@@ -32,6 +32,7 @@ from invar.backends.runner import PAGE_TOKENS
 MAGIC = b"invarKV1"
 UNIT = 4096  # bytes; heading, rows and slots begin on blocks of the file system
 KEY_BYTES = 32
+MAX_ROWS_BYTES = 1 << 26  # of a file's rows: more is damage, and would be allocated
 TOUCH_S = 60.0  # how old the time of a file's last use on disk may be
 
 HEADING = np.dtype(
@@ -87,7 +88,8 @@ class PageLayout:
     def slots_in(self, size: int) -> int:
         """Slots of a file of at most `size` bytes; 0 where none fits."""
         slots = max(0, size - 2 * UNIT) // (self.slot_bytes + self.row.itemsize)
-        return slots + (self.file_bytes(slots + 1) <= size)
+        slots += self.file_bytes(slots + 1) <= size
+        return min(slots, MAX_ROWS_BYTES // self.row.itemsize)
 
 
 class PageFile:
@@ -128,7 +130,10 @@ class PageFile:
                 raise PageFileError(f"{path}: not a page file, or damaged")
             if heading["identity"][0].tobytes() != layout.identity:
                 raise PageFileError(f"{path}: of another model or version")
-            file = cls(path, layout, fd, int(heading["slots"][0]))
+            slots = int(heading["slots"][0])
+            if not 0 < slots <= MAX_ROWS_BYTES // layout.row.itemsize:
+                raise PageFileError(f"{path}: says that it has {slots:,} slots")
+            file = cls(path, layout, fd, slots)
             file.used_at = status.st_mtime
             file._read_rows()
             return file

@@ -106,6 +106,20 @@ def test_nothing_waits_for_the_disk(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- damage
 
 
+def test_a_heading_is_not_trusted_with_memory(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        put_all(store, pages(3))
+    (path,) = files(tmp_path)
+    with path.open("r+b") as file:
+        heading = np.frombuffer(file.read(page_file.HEADING.itemsize), page_file.HEADING).copy()
+        heading["slots"] = 1 << 50
+        page_file.seal(heading)
+        file.seek(0)
+        file.write(heading.tobytes())
+    with opened(tmp_path) as store:
+        assert store.num_pages == 0
+
+
 @pytest.mark.parametrize("region", ["magic", "identity", "slots", "heading's checksum"])
 def test_a_damaged_heading_hides_the_file(
     tmp_path: Path, region: str, caplog: pytest.LogCaptureFixture
