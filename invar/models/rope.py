@@ -24,6 +24,7 @@ Frequencies = tuple[float, ...]
 
 DEFAULT_BASE = 10000.0
 LEAST_BASE = 1.0  # below it the later pairs would turn faster than the first, without a limit
+GGUF_SCALING = ("type", "factor", "original_context_length", "finetuned", "attn_factor")
 FACTORS_TENSOR = "rope_freqs.weight"  # float32 [pairs]; every frequency is divided by its factor
 
 
@@ -127,9 +128,31 @@ def rope_from_gguf(source: ModelSource, keys: ArchitectureKeys, dim: int, style:
             f"{keys.full('rope.scaling.type')} is {kind!r}; supported are none and linear, "
             f"and the factors of Llama 3 in {FACTORS_TENSOR}"
         )
-    factor = keys.optional_real("rope.scaling.factor") or keys.optional_real("rope.scale_linear")
+    _refuse_unknown_scaling(keys)
+    factor = keys.optional_real("rope.scaling.factor")
+    older = keys.optional_real("rope.scale_linear")
+    if factor and older and factor != older:
+        raise ConfigError(
+            f"{keys.full('rope.scaling.factor')} is {factor} and {keys.full('rope.scale_linear')} "
+            f"is {older}; they say the same thing, so one of them is wrong"
+        )
+    factor = factor or older
     linear = {"rope_type": "linear", "factor": factor} if kind == "linear" and factor else None
     frequencies = scaled_frequencies(base, dim, linear)
     if FACTORS_TENSOR in source.tensors:
         frequencies = divide_by_factors(frequencies, factors_from_gguf(source))
     return Rope(frequencies, style)
+
+
+def _refuse_unknown_scaling(keys: ArchitectureKeys) -> None:
+    """Scaling by other keys (alpha, yarn_…) would else be left out without a word."""
+    prefix = keys.full("rope.scaling.")
+    known = {prefix + name for name in GGUF_SCALING}
+    unknown = sorted(key for key in keys.metadata if key.startswith(prefix) and key not in known)
+    if unknown:
+        raise ConfigError(f"{unknown[0]} is not supported (known: {', '.join(sorted(known))})")
+    magnitude = keys.optional_real("rope.scaling.attn_factor")
+    if magnitude not in (None, 1.0):
+        raise ConfigError(
+            f"{keys.full('rope.scaling.attn_factor')} is {magnitude}; supported is 1 alone"
+        )

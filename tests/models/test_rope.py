@@ -11,7 +11,8 @@ import pytest
 from golden.tiny_models import HERE, model_path
 from models.memory_source import MemorySource
 
-from invar.graph.graph import RopeStyle
+from invar import _native
+from invar.graph.graph import GraphError, RopeStyle
 from invar.models.metadata import ArchitectureKeys, ConfigError
 from invar.models.registry import build
 from invar.models.rope import FACTORS_TENSOR, Frequencies, rope_from_gguf, scaled_frequencies
@@ -115,6 +116,49 @@ def test_b57_an_unknown_kind_is_refused(kind: str) -> None:
         frequencies_of(gguf_source(rope__scaling__type=kind))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("alpha", 1000.0),
+        ("yarn_ext_factor", 1.0),
+        ("yarn_log_multiplier", 0.1),
+        ("attn_factor", 1.19),
+    ],
+)
+@pytest.mark.parametrize("kind", ["none", "linear"])
+def test_b57_no_scaling_is_left_out(kind: str, key: str, value: float) -> None:
+    """Keys that change rope under a kind that knows nothing of them."""
+    scaling = {"rope__scaling__type": kind, f"rope__scaling__{key}": value}
+    with pytest.raises(ConfigError, match=rf"llama\.rope\.scaling\.{key} is "):
+        frequencies_of(gguf_source(**scaling))
+
+
+def test_b57_what_scales_nothing_is_taken() -> None:
+    harmless = {"finetuned": True, "original_context_length": 4096, "attn_factor": 1.0}
+    source = gguf_source(**{f"rope__scaling__{key}": value for key, value in harmless.items()})
+    assert frequencies_of(source) == scaled_frequencies(BASE, DIM, None)
+
+
+@pytest.mark.parametrize("name", ["rope_factors_long.weight", "rope_factors_short.weight"])
+def test_b57_factors_of_longrope_are_refused(name: str) -> None:
+    source = MemorySource.read(model_path("llama_gqa"))
+    source.put(name, np.ones(8, np.float32))
+    with pytest.raises(GraphError, match=name):
+        build(source)
+
+
+@pytest.mark.parametrize("isa", _native.cpu_info()["available_isas"])
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_b57_kernels_turn_by_the_tables(kind: str, isa: str, tables: Mapping[str, Any]) -> None:
+    """What the model is run with, at every position of the reference."""
+    frequencies = np.array(scaled_frequencies(BASE, DIM, SCALINGS[kind]))
+    head = np.repeat(np.array([1, 0], np.float32), DIM // 2)
+    for row, position in enumerate(tables["positions"].tolist()):
+        turned = _native.kernels.rope(head, frequencies, position, 1.0, "half", isa)
+        expected = np.concatenate([tables[f"{kind}_{part}"][row] for part in ("cos", "sin")])
+        assert np.abs(turned - expected).max() < TABLE_TOLERANCE
+
+
 def test_b58_both_spellings_of_the_kind() -> None:
     expected = scaled_frequencies(BASE, DIM, {"rope_type": "linear", "factor": 4.0})
     assert scaled_frequencies(BASE, DIM, {"type": "linear", "factor": 4.0}) == expected
@@ -143,6 +187,14 @@ def test_b58_positions_end_at_the_context_length_of_the_file(factor: dict[str, A
     source.metadata |= {f"llama.{key.replace('__', '.')}": value for key, value in factor.items()}
     source.metadata["llama.rope.scaling.original_context_length"] = 512
     assert build(source).max_positions == source.metadata["llama.context_length"] == 2048
+
+
+def test_b58_two_factors_that_differ_are_refused() -> None:
+    both = {"rope__scaling__factor": 8.0, "rope__scale_linear": 8.0}
+    expected = scaled_frequencies(BASE, DIM, SCALINGS["linear"])
+    assert frequencies_of(gguf_source(**both)) == expected
+    with pytest.raises(ConfigError, match=r"factor is 8\.0 and llama\.rope\.scale_linear is 4\.0"):
+        frequencies_of(gguf_source(**both | {"rope__scale_linear": 4.0}))
 
 
 def test_missing_parameters_are_named() -> None:
