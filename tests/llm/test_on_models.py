@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from golden.tiny_models import model_path
+from models.memory_source import MemorySource
 
 from invar import LLM, RequestOutput, SamplingParams
 from invar.config import EngineConfig
@@ -110,6 +112,52 @@ def test_b50_capacity_is_named() -> None:
         load_engine(
             EngineConfig(model="smollm2", kv_cache_memory_bytes=10 << 20, max_model_len=8192)
         )
+
+
+@pytest.mark.parametrize("chunk", [2048, 48])
+def test_b49_prompt_scores_are_those_without_caching(chunk: int) -> None:
+    """Of 1, a page, a page and one, three pages of tokens, and prompts that begin alike."""
+    whole = random.Random(5).choices(range(256), k=96)
+    prompts = [whole[:1], whole[:32], whole[:33], whole, [*whole[:50], 7, 8], [*whole, 9]]
+    scored = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=2)
+
+    def scores(llm: LLM, order: list[list[int]]) -> dict[str, object]:
+        outputs = [llm.generate(prompt, scored)[0] for prompt in order]
+        for output in outputs:
+            assert output.prompt_logprobs is not None
+            assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+            assert output.prompt_logprobs[0] is None
+        return {str(one.prompt_token_ids): (one.prompt_logprobs, bits(one)) for one in outputs}
+
+    options = {"num_threads": 1, "max_num_batched_tokens": chunk, "max_num_seqs": 8}
+    with LLM(model=TINY, enable_prefix_caching=False, **options) as llm:
+        cold = scores(llm, prompts)
+    for order in (prompts, prompts[::-1]):
+        with LLM(model=TINY, **options) as llm:
+            assert scores(llm, order) == cold
+            reused = llm.generate(whole, SamplingParams(max_tokens=1))[0].num_cached_tokens
+            assert reused == 95
+            assert scores(llm, order) == cold
+
+
+def test_b58_the_longest_context_is_the_files_and_an_answer_ends_there(tmp_path: Path) -> None:
+    """A factor of 4 has made 2,048 tokens of 512 already."""
+    source = MemorySource.read(model_path("llama_gqa"))
+    source.metadata |= {
+        "llama.rope.scaling.type": "linear",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 512,
+    }
+    scaled = str(source.write(tmp_path / "scaled.gguf"))
+    with pytest.raises(ValueError, match="max_model_len: 2049 is beyond the 2048 tokens"):
+        LLM(model=scaled, max_model_len=2049)
+    greedy = SamplingParams(temperature=0, ignore_eos=True, max_tokens=None)
+    with LLM(model=scaled, num_threads=1) as llm:
+        [output] = llm.generate([[5] * 2040], greedy)
+        [choice] = output.outputs
+        assert (len(choice.token_ids), choice.finish_reason) == (8, "length")
+        with pytest.raises(ValueError, match="maximum context length is 2048 tokens"):
+            llm.generate([[5] * 2048], greedy)
 
 
 def test_what_cannot_be_is_refused_at_the_start() -> None:
