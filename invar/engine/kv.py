@@ -354,30 +354,17 @@ class KVMemory:
     def _make_room(self, wanted: list[int]) -> bool:
         """Mutates: evicts until `wanted` pages per group can be taken. False, and nothing is
         evicted, where what requests use leaves no room for them."""
-        missing = self._missing_slabs(wanted)
-        if missing > 0 and not self._could_fit(wanted):
+        missing = self.arbiter.missing(self.pools, wanted)
+        if missing > 0 and not self.arbiter.fits_at_best(self.pools, wanted):
             return False
         while missing > 0:
-            pools = zip(self.pools, wanted, strict=True)
-            short = max([min(count, missing * pool.per_slab) for pool, count in pools])
+            short = 0
+            for pool, count in zip(self.pools, wanted, strict=True):
+                short = max(short, min(count, missing * pool.per_slab))
             found = self.tree.evict(short)
             assert found, "what requests leave is not all free"
-            missing = self._missing_slabs(wanted)
+            missing = self.arbiter.missing(self.pools, wanted)
         return True
-
-    def _missing_slabs(self, wanted: list[int]) -> int:
-        """How many more slabs must be free before so many pages of each group can be taken."""
-        missing = -self.arbiter.num_free
-        for pool, count in zip(self.pools, wanted, strict=True):
-            missing += pool.slabs_needed(count)
-        return missing
-
-    def _could_fit(self, wanted: list[int]) -> bool:
-        """Whether they could be taken were everything evicted that no request uses."""
-        unused = self.arbiter.total
-        for pool, count in zip(self.pools, wanted, strict=True):
-            unused -= pool.num_used_slabs + pool.slabs_needed_at_best(count)
-        return unused >= 0
 
     def _take(self, slot: int, wanted: list[int]) -> None:
         groups = zip(self.pools, self.held[slot].groups, wanted, strict=True)

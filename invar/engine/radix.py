@@ -295,7 +295,8 @@ class RadixTree:
         part from the node's run in its middle); from the least recently used leaf the last pages;
         at last windows that end in the middle of running requests.
         """
-        return self._evict_wide() or self._evict_leaf(pages) or self._evict_windows()
+        wide = bool(self.wide) and self._evict_wide()
+        return wide or self._evict_leaf(pages) or self._evict_windows()
 
     def clear(self) -> None:
         """Mutates: evicts all that no running request uses."""

@@ -37,6 +37,33 @@ int64_t common_ids(nb::handle left, nb::handle right, int64_t start) {
   return common;
 }
 
+// Pages of each group that somebody wants, beside the groups' own.
+using Pools = std::vector<PageCounts*>;
+using Wanted = std::vector<int64_t>;
+
+void check_groups(const Pools& pools, const Wanted& wanted) {
+  if (pools.size() != wanted.size()) throw std::invalid_argument("wanted: not one for each pool");
+}
+
+int64_t slabs_missing(const SlabArbiter& arbiter, const Pools& pools, const Wanted& wanted) {
+  check_groups(pools, wanted);
+  int64_t slabs = 0;
+  for (size_t group = 0; group < pools.size(); ++group) {
+    slabs += pools[group]->slabs_needed(wanted[group]);
+  }
+  return slabs - arbiter.num_free();
+}
+
+bool fits_at_best(const SlabArbiter& arbiter, const Pools& pools, const Wanted& wanted) {
+  check_groups(pools, wanted);
+  int64_t slabs = 0;
+  for (size_t group = 0; group < pools.size(); ++group) {
+    const PageCounts& pool = *pools[group];
+    slabs += pool.num_used_slabs() + pool.slabs_needed_at_best(wanted[group]);
+  }
+  return slabs <= arbiter.total();
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& module) {
@@ -45,6 +72,8 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("total", &SlabArbiter::total)
       .def_prop_ro("num_free", &SlabArbiter::num_free)
       .def("free_slabs", &SlabArbiter::free_slabs)
+      .def("missing", &slabs_missing, nb::arg("pools"), nb::arg("wanted"))
+      .def("fits_at_best", &fits_at_best, nb::arg("pools"), nb::arg("wanted"))
       .def("take", &SlabArbiter::take)
       .def("give_back", &SlabArbiter::give_back, nb::arg("slab"));
   nb::class_<PageCounts>(module, "PageCounts")

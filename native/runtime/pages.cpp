@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -31,8 +32,11 @@ int32_t SlabArbiter::take() {
 }
 
 PageCounts::PageCounts(SlabArbiter& arbiter, int64_t pages_per_slab)
-    : arbiter_(arbiter), per_slab_(pages_per_slab) {
-  if (pages_per_slab < 1) throw std::invalid_argument("pages_per_slab: less than one");
+    : arbiter_(arbiter), per_slab_(static_cast<int32_t>(pages_per_slab)) {
+  const int64_t most = std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, arbiter.total());
+  if (pages_per_slab < 1 || pages_per_slab > most) {
+    throw std::invalid_argument("pages_per_slab: less than one, or more than int32 can number");
+  }
   slabs_.resize(arbiter.total());
   users_.resize(arbiter.total() * per_slab_);
   free_.resize((users_.size() + 63) / 64);

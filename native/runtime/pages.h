@@ -79,7 +79,7 @@ class PageCounts {
   void add_user(int32_t page);
 
   SlabArbiter& arbiter_;
-  int64_t per_slab_;
+  int32_t per_slab_;
   std::vector<Slab> slabs_;
   std::vector<int32_t> users_;  // per page
   std::vector<uint64_t> free_;  // a bit per page

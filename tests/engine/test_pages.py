@@ -94,6 +94,9 @@ def test_what_is_no_array_of_pages_is_refused() -> None:
     for wrong in ([1, 2], np.zeros(2, np.int64), np.zeros((2, 2), np.int32)):
         with pytest.raises(ValueError, match="pages: expected a contiguous int32 array"):
             pool.use(wrong)  # type: ignore[arg-type]
+    for per_slab in (0, 1 << 31):
+        with pytest.raises(ValueError, match="pages_per_slab"):
+            pool_of(10, per_slab)
     with pytest.raises(ValueError, match="101 pages need 11 slabs, 10 are free"):
         pool.take(np.empty(101, np.int32))
 
