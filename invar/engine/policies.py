@@ -52,8 +52,9 @@ class FirstComeFirstServed:
     def displaces(self, waiting: RequestState, running: RequestState) -> bool:
         """Whether one that finds no room takes it from one that runs.
 
-        Who runs must have got on since it was admitted, by more than it had lost then: at least
-        half of what is computed is new, and whoever is displaced again and again ends all the same.
+        Who runs must have got on since it was admitted; if it had lost what was computed before, by
+        more than that and up to its next token. Then at least half of what is computed is new, and
+        whoever is displaced again and again ends all the same.
         """
         return False
 
@@ -126,8 +127,11 @@ class FairShares(FirstComeFirstServed):
         self.live[tenant] += 1
 
     def admitted(self, state: RequestState, waiting: Sequence[RequestState]) -> None:
-        lost = max(0, state.num_charged_tokens - state.num_computed_tokens)
-        state.yields_after_tokens = state.num_charged_tokens + lost
+        charged = state.num_charged_tokens
+        lost = charged - state.num_computed_tokens
+        state.yields_after_tokens = (
+            max(charged + lost, state.num_tokens - 1) if lost > 0 else charged
+        )
 
     def ran(self, state: RequestState, computed: int) -> None:
         """Costs what was run; nothing what was found, or is computed again after a preemption."""

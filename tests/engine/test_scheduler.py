@@ -317,6 +317,20 @@ def test_random_programs_answer_as_alone(
     policy="fair",
     requests=[(45, 0, "a"), (65, 0, "b")],
 )
+@example(
+    info=runner_info(
+        slabs=4,
+        pages_per_slab=2,
+        max_tokens_per_step=1,
+        max_sequences=1,
+        window=32,
+        window_pages_per_slab=3,
+    ),
+    policy="fair",
+    requests=[
+        (n, 0, t) for n, t in zip((34, 34, 34, 85, 85, 108, 120, 148), "abbaabab", strict=True)
+    ],
+)
 def test_b51_while_anything_waits_every_step_runs_something_and_soon_one_gets_a_token(
     info: RunnerInfo, policy: str, requests: list[tuple[int, int, str]]
 ) -> None:
