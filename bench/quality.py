@@ -4,10 +4,11 @@
         [--kv-cache-dtype bf16,fp16,int8]
 
 The reference is the same weights dequantised to float32, which are multiplied with float32
-activations, with K and V in fp16, the finest format. A fixed text runs through both in windows of
-512 tokens. Perplexity counts every token of a window but the first. `--kl` adds
-KL(float32 || model) of the next-token distributions, over the second half of each window, as
-llama.cpp's `llama-perplexity` has it; `--llama-cpp` runs that on the same files, text and windows.
+activations, with K and V in bf16 as is usual, or in fp16, the finest format, where formats are
+compared. A fixed text runs through both in windows of 512 tokens. Perplexity counts every token of
+a window but the first. `--kl` adds KL(float32 || model) of the next-token distributions, over the
+second half of each window, as llama.cpp's `llama-perplexity` has it; `--llama-cpp` runs that on the
+same files, text and windows.
 
 The text: chapters 1 to 9 of Herman Melville, Moby-Dick (1851, public domain), 24,399 tokens of
 SmolLM2 and 23,426 of Gemma 3.
@@ -186,8 +187,8 @@ def main() -> None:
     arguments = parser.parse_args()
     scratch = arguments.scratch or llama_cpp.cache_folder().parent.parent / "float32"
     copy = dequantised(arguments.model, scratch / f"{arguments.model.stem}.f32.gguf")
-    reference = load(copy, "fp16")
     formats = arguments.kv_cache_dtype.split(",")
+    reference = load(copy, "bf16" if formats == ["bf16"] else "fp16")
     models = {
         "invar" if name == "bf16" else f"invar {name}": load(arguments.model, name)
         for name in formats
