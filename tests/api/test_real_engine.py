@@ -134,6 +134,19 @@ def test_echo_and_prompt_logprobs(real: RealServer) -> None:
     real.settle()
 
 
+@pytest.mark.parametrize("length", [1, 32, 33, 96])
+def test_b49_scores_of_an_echo_are_those_of_a_cold_prompt(real: RealServer, length: int) -> None:
+    prompt = [11 + index * index % 200 for index in range(length)]
+    echo = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 2, "temperature": 0}
+    assert real.http.post("/v1/cache/reset").status_code == 200
+    cold = real.complete(**echo)["choices"]
+    assert len(cold[0]["logprobs"]["token_logprobs"]) == length + 2
+    assert real.complete(**echo)["choices"] == cold
+    assert cached(real.complete(prompt=[*prompt, 7])) == length
+    assert real.complete(**echo)["choices"] == cold
+    real.settle()
+
+
 def test_metrics_of_the_real_engine(real: RealServer) -> None:
     text = real.http.get("/metrics").text
     for name in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting"):

@@ -18,6 +18,7 @@ from engine.scripted_runner import Answer
 from golden.tiny_models import TINY_MODELS
 
 from invar import _native
+from invar.engine.engine import NOT_FINITE
 from law1.workload import (
     REAL_MODELS,
     Setting,
@@ -77,6 +78,22 @@ def test_b53_with_any_chunk_size(model: str, chunk: int) -> None:
     client.add(*requests_of(model))
     client.drain()
     check(model, client)
+
+
+def test_b53_a_read_of_unwritten_kv_would_show(model: str) -> None:
+    """Freed pages are NaN: one of them in the place of a page that was written."""
+    client = Client(engine_of(model))
+    (request,) = requests_of(model)[4:5]
+    client.add(request)
+    client.step()
+    slot = client.engine.states[request.id].slot
+    assert slot is not None
+    memory = client.engine.memory
+    for group, held in enumerate(memory.held[slot].groups):
+        last = memory.tables[group][slot, held.end - 1 : held.end]  # every window reaches it
+        client.engine.runner.clear_pages(group, last.copy())
+    client.drain()
+    assert client.errors == {request.id: NOT_FINITE}
 
 
 def test_on_two_threads(model: str) -> None:
