@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,14 +46,20 @@ class RealServer:
         assert self.loaded.engine.stats().kv_usage == 0
 
 
-@pytest.fixture(scope="module")
-def real() -> Iterator[RealServer]:
-    loaded = load_engine(EngineConfig(model=str(TINY), max_num_seqs=4, num_threads=2))
+@contextmanager
+def real_server(config: EngineConfig) -> Iterator[RealServer]:
+    loaded = load_engine(config)
     port = EngineThread(loaded.engine)
     server = http_server(loaded, port, False, ())
     with listening(server) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield RealServer(http, loaded)
     loaded.close()
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RealServer]:
+    with real_server(EngineConfig(model=str(TINY), max_num_seqs=4, num_threads=2)) as server:
+        yield server
 
 
 SEEDED = {"seed": 11, "temperature": 0.9, "max_tokens": 24, "logprobs": 3, "ignore_eos": True}
@@ -115,6 +122,29 @@ def test_b33_b36_the_window_is_the_limit(real: RealServer) -> None:
     answer = real.http.post("/v1/completions", json={"prompt": ids, "max_tokens": 9})
     assert answer.json()["error"]["code"] == "context_length_exceeded"
     real.settle()
+
+
+def test_b50_what_the_pool_cannot_hold_is_refused_and_blocks_nobody() -> None:
+    """SmolLM2's 22.5 KiB a token in 24 MiB: less than the 8,192 tokens that it was made for."""
+    with real_server(EngineConfig(model="smollm2", kv_cache_memory_bytes=24 << 20)) as server:
+        capacity = server.loaded.door.max_model_len
+        assert 900 < capacity < 1400
+
+        def ask(length: int, max_tokens: int) -> httpx.Response:
+            body = {"prompt": [5 + length] * length, "max_tokens": max_tokens, "ignore_eos": True}
+            return server.http.post("/v1/completions", json=body)
+
+        with ThreadPoolExecutor(12) as pool:
+            long, over = pool.submit(ask, 1500, 1), pool.submit(ask, 900, 500)
+            short = [pool.submit(ask, 10 + index, 4) for index in range(10)]
+            for refused in (long.result(), over.result()):
+                assert refused.status_code == 400
+                assert f"maximum context length is {capacity} tokens" in refused.text
+            assert {one.result().json()["usage"]["completion_tokens"] for one in short} == {4}
+        filled = ask(900, capacity - 900).json()
+        assert filled["choices"][0]["finish_reason"] == "length"
+        assert filled["usage"]["total_tokens"] == capacity
+        server.settle()
 
 
 def test_echo_and_prompt_logprobs(real: RealServer) -> None:
