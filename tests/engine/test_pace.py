@@ -10,7 +10,7 @@ from engine.helpers import request
 from engine.scripted_runner import HashRunner, Rules, lone_answer, runner_info
 from invar.backends.runner import Batch, RunnerInfo
 from invar.engine.engine import Engine
-from invar.engine.pace import FIRST_ROWS, LEAST_ROWS, STALE_STEPS, Pace
+from invar.engine.pace import EXTRA, FIRST_ROWS, LEAST_ROWS, STALE_STEPS, Pace
 
 STREAMS = 8
 
@@ -96,8 +96,8 @@ def test_a_pace_is_found_by_timing_and_kept_up_to_date() -> None:
     assert pace.prompt_rows(8, 512) == FIRST_ROWS
     for rows in (FIRST_ROWS, 32, 64, 128):
         assert pace.prompt_rows(8, 512) == rows, "doubled until it is enough"
-        pace.observe(8, rows, 0.020 + rows * 0.0001)
-    assert pace.prompt_rows(8, 512) == pytest.approx(0.7 * 0.020 / 0.0001, abs=1)
+        pace.observe(8, rows, 0.020 + rows * 0.00005)
+    assert pace.prompt_rows(8, 512) == pytest.approx(EXTRA * 0.020 / 0.00005, abs=1)
     assert pace.prompt_rows(8, 100) == 100
     assert pace.prompt_rows(9, 512) > 0
     assert pace.prompt_rows(20, 512) == 0, "other requests decode by now"
