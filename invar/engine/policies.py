@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from invar.engine.kv import KVMemory
 from invar.engine.state import RequestState
@@ -81,11 +82,7 @@ class LongestPrefixMatch(FirstComeFirstServed):
     def next(self, waiting: Sequence[RequestState]) -> RequestState:
         if waiting[0].num_passed_over >= MAX_PASSED_OVER:
             return waiting[0]
-        return max(waiting[:LOOK_AHEAD], key=self._found)
-
-    def _found(self, state: RequestState) -> int:
-        salt = state.request.cache_salt
-        return self.memory.match(state.token_ids, state.num_reusable, salt).tokens
+        return max(waiting[:LOOK_AHEAD], key=partial(tokens_found, self.memory))
 
     def admitted(self, state: RequestState, waiting: Sequence[RequestState]) -> None:
         for other in waiting[:LOOK_AHEAD]:
@@ -162,6 +159,11 @@ class FairShares(FirstComeFirstServed):
     def _raise_level(self) -> None:
         if self.live:
             self.level = max(self.level, min(self.served[tenant] for tenant in self.live))
+
+
+def tokens_found(memory: KVMemory, state: RequestState) -> int:
+    """Tokens of a waiting request that are computed already."""
+    return memory.match(state.token_ids, state.num_reusable, state.request.cache_salt).tokens
 
 
 POLICIES: dict[str, type[FirstComeFirstServed]] = {

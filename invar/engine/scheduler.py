@@ -15,7 +15,7 @@ from invar._native import common_ids
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.kv import KVMemory
 from invar.engine.pace import Pace
-from invar.engine.policies import FirstComeFirstServed
+from invar.engine.policies import FirstComeFirstServed, tokens_found
 from invar.engine.state import Chunk, RequestState
 from invar.engine.stored_prefix import StoreError
 
@@ -244,14 +244,9 @@ class Scheduler:
                 continue
             common = common_ids(other.token_ids[: other.num_tokens], ids)
             spared = common - other.num_computed_tokens
-            if spared >= PAGE_TOKENS and common - self._num_found(state) >= PAGE_TOKENS:
+            if spared >= PAGE_TOKENS and common - tokens_found(self.memory, state) >= PAGE_TOKENS:
                 return True
         return False
-
-    def _num_found(self, state: RequestState) -> int:
-        """Tokens of a waiting request that are computed already."""
-        salt = state.request.cache_salt
-        return self.memory.match(state.token_ids, state.num_reusable, salt).tokens
 
     def _extend(self, state: RequestState, plan: Plan) -> None:
         """Plans the request's next rows; when pages are short, the last in order give theirs."""

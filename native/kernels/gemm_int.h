@@ -185,7 +185,7 @@ INVAR_INLINE void prefetch(Ahead& ahead, const uint8_t* p) {
 // ---------------------------------------------------------------- tiles
 
 // Where a tile of a 32-block format has its acc between the blocks of a slab: at places that the
-// compiler knows. (In `out` they were pointers, a load each: 4 to 8 % slower on Zen 3.)
+// compiler knows. (In `out` they were pointers, a load each: 3 to 8 % slower on Zen 3.)
 struct Waiting {
   static constexpr int kPlaces = kWideRows * kTileVectors;  // no less than a lone row's four
   static_assert(kPlaces >= 4);

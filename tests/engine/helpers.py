@@ -40,6 +40,11 @@ def request(
     )
 
 
+def words(seed: int, count: int) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(0, 97, count).tolist()
+    return ids
+
+
 def make_engine(info: RunnerInfo, rules: Rules | None = None, **options: Any) -> Engine:
     return Engine(HashRunner(info, rules), poison_freed_pages=True, **options)
 
@@ -53,6 +58,11 @@ class Client:
         self.errors: dict[str, str] = {}
         self.outputs: list[EngineOutput] = []
         self.cached: dict[str, int] = {}  # tokens of the prompt that were reused
+
+    def resumed(self, one: EngineRequest, asked: list[int], max_tokens: int) -> EngineRequest:
+        """The next turn of a conversation whose first one was answered."""
+        said = self.answers[one.id].token_ids
+        return request(f"{one.id}2", [*one.prompt_token_ids.tolist(), *said, *asked], max_tokens)
 
     def add(self, *requests: EngineRequest) -> None:
         for one in requests:

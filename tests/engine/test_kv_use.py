@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.helpers import Client, make_engine, request
+from engine.helpers import Client, make_engine, request, words
 from engine.scripted_runner import runner_info
 from invar.backends.runner import RunnerInfo
 from invar.engine.kv_use import KVUse
@@ -17,11 +17,6 @@ PAGE_BYTES = 64  # two for each token
 def info(window: int | None = None, **sizes: int) -> RunnerInfo:
     made = runner_info(window=window, **sizes)
     return replace(made, groups=tuple(replace(g, page_bytes=PAGE_BYTES) for g in made.groups))
-
-
-def words(seed: int, count: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, 97, count).tolist()
-    return ids
 
 
 def use_of(client: Client) -> KVUse:

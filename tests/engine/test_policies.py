@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.helpers import Client, make_engine, request
+from engine.helpers import Client, make_engine, request, words
 from engine.scripted_runner import Rules, lone_answer, runner_info
 from invar.engine.policies import MAX_PASSED_OVER, OUTPUT_COST, FairShares
 from invar.engine.request import EngineRequest
-
-
-def words(seed: int, count: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, 97, count).tolist()
-    return ids
 
 
 def order_of_ends(client: Client) -> list[str]:

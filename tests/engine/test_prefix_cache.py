@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.helpers import Client, make_engine, request, run
+from engine.helpers import Client, make_engine, request, run, words
 from engine.scripted_runner import HashRunner, Rules, lone_answer, runner_info
 from invar.backends.runner import PAGE_TOKENS, RunnerInfo
 from invar.engine.engine import Engine
@@ -17,11 +17,6 @@ from invar.engine.request import EngineRequest
 from invar.engine.sampling_params import SamplingParams
 
 INFO = runner_info()
-
-
-def words(seed: int, count: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, 97, count).tolist()
-    return ids
 
 
 def check(client: Client, info: RunnerInfo, *requests: EngineRequest) -> None:
@@ -246,14 +241,7 @@ def test_b51_two_conversations_with_cached_prefixes_of_half_the_pool_both_go_on(
     begun = [request(name, words(seed, 100), 10) for seed, name in enumerate("ab")]
     for one in begun:
         turn(client, one)
-    resumed = [
-        request(
-            f"{one.id}2",
-            [*one.prompt_token_ids.tolist(), *client.answers[one.id].token_ids, *words(9, 20)],
-            60,
-        )
-        for one in begun
-    ]
+    resumed = [client.resumed(one, words(9, 20), 60) for one in begun]
     client.add(*resumed)
     client.drain(limit=200)
     check(client, info, *resumed)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from engine.helpers import Client, make_engine, request
+from engine.helpers import Client, make_engine, request, words
 from engine.scripted_runner import HashRunner, Rules, lone_answer, runner_info
 from invar.backends.runner import RunnerInfo
 from invar.engine import scheduler, stored_prefix
@@ -48,11 +47,6 @@ def start(tmp_path: Path) -> Iterator[Restarts]:
     restarts = Restarts(tmp_path)
     yield restarts
     restarts.stop()
-
-
-def words(seed: int, count: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, 97, count).tolist()
-    return ids
 
 
 def turn(client: Client, name: str, prompt: list[int], info: RunnerInfo = INFO, **more: str) -> int:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.helpers import Client, make_engine, request
+from engine.helpers import Client, make_engine, request, words
 from engine.scripted_runner import HashRunner, Rules, lone_answer, runner_info
 from invar.backends.runner import PAGE_TOKENS, RunnerInfo
 from invar.engine import scheduler, stored_prefix
@@ -40,11 +40,6 @@ def tiers(folder: Path, info: RunnerInfo, long: int = 64, **options: Any) -> Ite
     ):
         yield Client(engine)
     engine.close()
-
-
-def words(seed: int, count: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, 97, count).tolist()
-    return ids
 
 
 def check(client: Client, info: RunnerInfo, *requests: EngineRequest) -> None:
@@ -147,14 +142,7 @@ def test_b51_two_conversations_on_disk_of_more_than_half_the_pool_both_go_on(
             client.add(one)
             client.drain()
             demote(client)
-        resumed = [
-            request(
-                f"{one.id}2",
-                [*one.prompt_token_ids.tolist(), *client.answers[one.id].token_ids, *words(9, 10)],
-                60,
-            )
-            for one in begun
-        ]
+        resumed = [client.resumed(one, words(9, 10), 60) for one in begun]
         client.add(*resumed)
         client.drain(limit=300)
         check(client, info, *resumed)
