@@ -9,11 +9,15 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason
 from invar.observe.metrics import Metrics
 from invar.serving.choice import Assembler, Choice, ChoiceDelta
 from invar.serving.messages import Abort, Add, EnginePort, ResetCache, StepReport
+
+
+EngineStatus = Literal["loading", "ready", "restarting", "dead"]
 
 
 class EngineDeadError(RuntimeError):
@@ -95,6 +99,13 @@ class AsyncEngine:
         self._counter = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.fatal: str | None = None
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine's side does now; requests are taken in unless it is dead."""
+        if self.fatal is not None:
+            return "dead"
+        return "loading" if self._loop is None else "ready"
 
     @property
     def unfinished(self) -> int:

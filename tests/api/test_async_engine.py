@@ -64,6 +64,7 @@ def test_ids_inside_are_our_own() -> None:
     engine = ScriptedEngine(says("Hello"))
 
     async def body(client: AsyncEngine) -> None:
+        assert client.status == "ready"
         first, second = client.submit([choice(), choice()]), client.submit([choice()])
         assert first.id != second.id
         async for _ in first:
@@ -185,6 +186,7 @@ def test_a_dead_engine_says_so() -> None:
         deltas = [d async for ds in client.submit([choice()]) for d in ds]
         with pytest.raises(EngineDeadError):
             client.submit([choice()])
+        assert client.status == "dead"
         return deltas[-1]
 
     assert "gone" in run(DyingEngine(endless()), body).error
