@@ -10,19 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.body import parse_fields, parse_json, read_body
-from invar.api.calls import (
-    Call,
-    check_stream_options,
-    client_left,
-    finish_fields,
-    start_call,
-)
+from invar.api.calls import Call, check_stream_options, client_left, finish_fields
+from invar.api.conversation import Conversation, start_conversation
 from invar.api.errors import bad_request
 from invar.api.fields import ChatFields
 from invar.api.limits import check_n
 from invar.api.logprobs import chat_logprobs, prompt_logprobs
-from invar.api.prompts import chat_prompt, check_fits
-from invar.api.sampling import choice_requests, prepare_sampling, tenant_of, wanted_tokens
+from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
 from invar.api.streams import EventStream, collect, items
 from invar.api.threads import beside_loop
@@ -46,11 +40,10 @@ async def chat_completions(server: Server, request: Request) -> Response:
             ("max_tokens", fields.max_tokens),
         ]
     )
-    ready = prepare_sampling(server, fields, logprobs_count(server, fields), max_tokens)
-    prompt = await chat_prompt(server, raw, fields, len(body))
-    check_fits(server, len(prompt), max_tokens, "messages")
-    choices = choice_requests(server, fields, ready, prompt, tenant_of(server, request, fields))
-    call = start_call(server, "chatcmpl", fields, [prompt], choices)
+    conversation = Conversation(
+        fields, raw["messages"], len(body), max_tokens, logprobs_count(server, fields)
+    )
+    call = await start_conversation(server, request, "chatcmpl", conversation)
     if fields.stream:
         return EventStream(call.generation, ChatFrames(call, bool(fields.logprobs)))
     answers = await collect(call.generation, call.n, request.receive)
@@ -103,6 +96,8 @@ def complete(call: Call, answers: Sequence[ChoiceDelta], fields: ChatFields) -> 
 class ChatFrames:
     """Chunks in OpenAI's order: role, content, finish, each choice on its own; then usage."""
 
+    ends_with_done = True
+
     def __init__(self, call: Call, with_logprobs: bool) -> None:
         self._call = call
         self._with_logprobs = with_logprobs
@@ -123,7 +118,7 @@ class ChatFrames:
                 frames.append(self._chunk(delta.index, {}, finish=finish))
         return frames
 
-    def closing(self) -> list[dict[str, Any]]:
+    async def closing(self) -> list[dict[str, Any]]:
         return self._call.closing(CHUNK)
 
     def _chunk(

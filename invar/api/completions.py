@@ -98,6 +98,8 @@ def all_choices(
 class CompletionWriter:
     """Responses and chunks; with echo the prompt stands before the text of every choice."""
 
+    ends_with_done = True
+
     def __init__(self, call: Call, fields: CompletionFields, echoes: list[Echo]) -> None:
         self._call = call
         self._top = fields.logprobs
@@ -128,7 +130,7 @@ class CompletionWriter:
             or (self._top is not None and delta.logprobs)
         ]
 
-    def closing(self) -> list[dict[str, Any]]:
+    async def closing(self) -> list[dict[str, Any]]:
         return self._call.closing(KIND)
 
     def _choice(self, delta: ChoiceDelta) -> dict[str, Any]:

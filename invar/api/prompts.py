@@ -35,11 +35,17 @@ TokenIds = npt.NDArray[np.int32]
 
 
 async def chat_prompt(
-    server: Server, raw: dict[str, Any], fields: ChatFields | TokenizeFields, body_bytes: int
+    server: Server,
+    messages: list[dict[str, Any]],
+    fields: ChatFields | TokenizeFields,
+    body_bytes: int,
 ) -> TokenIds:
-    """The conversation as the model's template writes it. Users' text never becomes control ids."""
-    messages = fields.messages or []
-    check_messages(server, messages)
+    """The conversation as the model's template writes it. Users' text never becomes control ids.
+
+    ``messages`` are what the template is given, ``fields.messages`` what is checked of them.
+    """
+    checked = fields.messages or []
+    check_messages(server, checked)
     try:
         template = require_template(server.model.chat_template)
     except ChatTemplateError as error:
@@ -73,13 +79,13 @@ async def chat_prompt(
     def encode() -> TokenIds:
         return template.encode(
             server.model.tokenizer,
-            template_messages(raw["messages"]),
+            template_messages(messages),
             add_generation_prompt=generates,
             continue_final_message=continues,
             **variables,
         )
 
-    characters = sum(content_length(message) for message in messages)
+    characters = sum(content_length(message) for message in checked)
     return await encoded(server, encode, characters, "messages", body_bytes)
 
 

@@ -64,11 +64,16 @@ class DisconnectWatch:
 
 
 class Frames(Protocol):
-    """A dialect's way to write a stream; each frame is one JSON object."""
+    """A dialect's way to write a stream; each frame is one JSON object.
+
+    Where a frame has a ``type``, its event is named so.
+    """
+
+    ends_with_done: bool  # OpenAI's older routes end a stream that is complete with [DONE]
 
     def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]: ...
 
-    def closing(self) -> list[dict[str, Any]]: ...
+    async def closing(self) -> list[dict[str, Any]]: ...
 
 
 class EventStream(Response):
@@ -109,7 +114,9 @@ class EventStream(Response):
                 self._started = True
             await send(body(await beside_loop(items(deltas), partial(self._written, deltas))))
         if not watch.disconnected:
-            closing = events(self._frames.closing()) + event(b"[DONE]")
+            closing = events(await self._frames.closing())
+            if self._frames.ends_with_done:
+                closing += event(b"[DONE]")
             await send(body(closing, more=False))
 
     def _written(self, deltas: Sequence[ChoiceDelta]) -> bytes:
@@ -120,12 +127,13 @@ def items(deltas: Sequence[ChoiceDelta]) -> int:
     return sum(delta.items for delta in deltas)
 
 
-def event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+def event(data: bytes, name: str | None = None) -> bytes:
+    named = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return named + b"data: " + data + b"\n\n"
 
 
 def events(frames: Sequence[dict[str, Any]]) -> bytes:
-    return b"".join(event(msgspec.json.encode(frame)) for frame in frames)
+    return b"".join(event(msgspec.json.encode(frame), frame.get("type")) for frame in frames)
 
 
 def body(data: bytes, more: bool = True) -> dict[str, Any]:

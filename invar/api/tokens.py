@@ -29,7 +29,7 @@ async def tokenize(server: Server, request: Request) -> Response:
         specials = True if fields.add_special_tokens is None else fields.add_special_tokens
         ids = await text_prompt(server, texts[0], "prompt", add_special_tokens=specials)
     else:
-        ids = await chat_prompt(server, raw, fields, len(body))
+        ids = await chat_prompt(server, raw["messages"], fields, len(body))
     return await beside_loop(
         len(ids), lambda: token_list(server, ids, bool(fields.return_token_strs))
     )

@@ -16,7 +16,6 @@ from invar.observe.metrics import Metrics
 from invar.serving.choice import Assembler, Choice, ChoiceDelta
 from invar.serving.messages import Abort, Add, EnginePort, ResetCache, StepReport
 
-
 EngineStatus = Literal["loading", "ready", "restarting", "dead"]
 
 
