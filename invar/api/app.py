@@ -19,7 +19,7 @@ from invar.api.calls import client_left
 from invar.api.chat import chat_completions
 from invar.api.completions import completions
 from invar.api.errors import ApiError
-from invar.api.frame import RequestFrame
+from invar.api.frame import REQUEST_ID, RequestFrame
 from invar.api.server import Server
 
 Handler = Callable[[Server, Request], Awaitable[Response]]
@@ -37,6 +37,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/reset_prefix_cache", ("POST",), service.reset_cache),
     ("/version", ("GET",), service.version),
     ("/health", ("GET", "HEAD"), service.health),
+    ("/ready", ("GET", "HEAD"), service.ready),
     ("/ping", ("GET", "HEAD", "POST"), service.health),
     ("/metrics", ("GET",), service.metrics),
 )
@@ -57,7 +58,7 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
     # In place of Starlette's stack, whose outermost layer answers what nobody has caught in plain
     # text; here that is left to the frame.
     app.middleware_stack = ExceptionMiddleware(app.router, HANDLERS)
-    framed = RequestFrame(app, server.api_keys)
+    framed = RequestFrame(app, server)
     return CORSMiddleware(
         framed,
         allow_origins=list(allowed_origins),
@@ -76,9 +77,8 @@ def bound(handler: Handler, server: Server) -> Callable[[Request], Awaitable[Res
 
 async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return Response(
-        error.body(), error.status, media_type="application/json", headers=error.headers
-    )
+    body = error.body(request.url.path, request.scope[REQUEST_ID])
+    return Response(body, error.status, media_type="application/json", headers=error.headers)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 
-from invar.api.errors import bad_request, engine_dead
+from invar.api.errors import bad_request, deadline_exceeded, engine_dead
 from invar.api.fields import GenerationFields, StreamOptions
+from invar.api.frame import DEADLINE
 from invar.api.prompts import TokenIds
 from invar.api.server import Server
-from invar.api.streams import CLIENT_CLOSED
 from invar.api.usage import Usage
 from invar.engine.request import FinishReason
 from invar.serving.async_engine import ChoiceRequest, EngineDeadError, Generation
+
+CLIENT_CLOSED = 499  # nginx's number for the access log; nobody receives it
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Call:
     n: int
     usage: Usage
     options: StreamOptions
+    deadline: float | None  # when its client stops to wait, in monotonic seconds
 
     def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """The outer object of a response or chunk."""
@@ -60,12 +65,19 @@ class Call:
 
 def start_call(
     server: Server,
+    request: Request,
     prefix: str,
     fields: GenerationFields,
     prompts: list[TokenIds],
     choices: Sequence[ChoiceRequest],
 ) -> Call:
-    """Hands the choices to the engine. Raises a 503 when there is none any more."""
+    """Hands the choices to the engine.
+
+    Raises a 503 when there is none any more, and a 504 if the client does not wait any more.
+    """
+    deadline = request.scope[DEADLINE]
+    if deadline is not None and time.monotonic() >= deadline:
+        raise deadline_exceeded()
     try:
         generation = server.engine.submit(choices)
     except EngineDeadError as error:
@@ -81,6 +93,7 @@ def start_call(
         n=n,
         usage=Usage(sum(map(len, prompts)), n),
         options=fields.stream_options or StreamOptions(),
+        deadline=deadline,
     )
 
 

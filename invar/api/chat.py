@@ -45,8 +45,8 @@ async def chat_completions(server: Server, request: Request) -> Response:
     )
     call = await start_conversation(server, request, "chatcmpl", conversation)
     if fields.stream:
-        return EventStream(call.generation, ChatFrames(call, bool(fields.logprobs)))
-    answers = await collect(call.generation, call.n, request.receive)
+        return EventStream(call, ChatFrames(call, bool(fields.logprobs)))
+    answers = await collect(call, call.n, request.receive)
     if answers is None:
         return client_left()
     call.usage.take(answers)

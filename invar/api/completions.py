@@ -67,11 +67,11 @@ async def completions(server: Server, request: Request) -> Response:
     echoed = prompts if fields.echo else []
     tokenizer = server.model.tokenizer
     echoes = await beside_loop(sum(map(len, echoed)), lambda: [Echo(tokenizer, p) for p in echoed])
-    call = start_call(server, "cmpl", fields, prompts, choices)
+    call = start_call(server, request, "cmpl", fields, prompts, choices)
     writer = CompletionWriter(call, fields, echoes)
     if fields.stream:
-        return EventStream(call.generation, writer)
-    answers = await collect(call.generation, len(choices), request.receive)
+        return EventStream(call, writer)
+    answers = await collect(call, len(choices), request.receive)
     if answers is None:
         return client_left()
     return await beside_loop(items(answers), lambda: json_response(writer.complete(answers)))

@@ -36,4 +36,4 @@ async def start_conversation(
     least = None if conversation.ends_at_window else max_tokens
     check_fits(server, len(prompt), least, "messages")
     choices = choice_requests(server, fields, ready, prompt, tenant_of(server, request, fields))
-    return start_call(server, prefix, fields, [prompt], choices)
+    return start_call(server, request, prefix, fields, [prompt], choices)

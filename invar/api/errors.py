@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: bounded, typed, and never repeating what the client sent."""
+"""Errors in the shape of the route's dialect: bounded, typed, never repeating what was sent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,19 @@ import re
 import msgspec
 
 MAX_MESSAGE = 1000  # characters; an error never grows with the request
+ANTHROPIC = "/v1/messages"  # the routes whose errors have Anthropic's shape begin with it
+# https://docs.anthropic.com/en/api/errors
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -31,15 +44,22 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
-    def body(self) -> bytes:
-        """The same object as a response body and as an event of a stream."""
-        error = {
-            "message": self.message.encode("utf-8", "replace").decode(),
-            "type": self.type,
-            "param": self.param,
-            "code": self.code,
-        }
+    def body(self, path: str = "", request_id: str = "") -> bytes:
+        """The error as the dialect of ``path`` writes it, in a response or in a stream."""
+        message = self.message.encode("utf-8", "replace").decode()
+        if path.startswith(ANTHROPIC):
+            known = "invalid_request_error" if self.status < 500 else "api_error"
+            shaped = {"type": ANTHROPIC_TYPES.get(self.status, known), "message": message}
+            return msgspec.json.encode(
+                {"type": "error", "error": shaped, "request_id": request_id or None}
+            )
+        error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
         return msgspec.json.encode({"error": error})
+
+    def event(self, path: str = "", request_id: str = "") -> bytes:
+        """The error as the last event of a stream."""
+        name = b"event: error\n" if path.startswith(ANTHROPIC) else b""
+        return name + b"data: " + self.body(path, request_id) + b"\n\n"
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -67,6 +87,28 @@ def engine_dead(error: str) -> ApiError:
     )
 
 
+def not_ready(status: str) -> ApiError:
+    return ApiError(
+        503,
+        f"The engine is {status}. Please send the request again.",
+        type="server_error",
+        code="engine_not_ready",
+        headers={"retry-after": "5"},
+    )
+
+
+def deadline_exceeded() -> ApiError:
+    """Not to be sent again: whoever waited has stopped to."""
+    return ApiError(
+        504,
+        "The time that x-request-timeout-ms gave this request is over, and its answer is not "
+        "complete.",
+        type="server_error",
+        code="deadline_exceeded",
+        headers={"x-should-retry": "false"},
+    )
+
+
 def internal(request_id: str) -> ApiError:
     """Nothing of the request goes into the answer, its id is enough to find the trace."""
     return ApiError(
@@ -84,7 +126,7 @@ def shutting_down() -> ApiError:
         "The server is shutting down and could not finish this request. Please send it again.",
         type="server_error",
         code="server_shutting_down",
-        headers={"retry-after": "5"},
+        headers={"retry-after": "5", "connection": "close"},
     )
 
 

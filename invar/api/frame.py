@@ -15,7 +15,8 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from invar.api.errors import ApiError, internal, shutting_down
+from invar.api.errors import ApiError, bad_request, internal, shutting_down
+from invar.api.server import Server
 from invar.observe.logs import log_access
 
 logger = logging.getLogger("invar.api")
@@ -24,13 +25,18 @@ logger = logging.getLogger("invar.api")
 CALLER_ID = re.compile(rb"[!-~]{1,128}")
 REQUEST_ID = "invar.request_id"  # in the scope
 API_KEY = "invar.api_key"  # in the scope: which of the keys was sent, counted from 0
-OPEN_PATHS = frozenset({"/health", "/ping", "/metrics"})
+DEADLINE = "invar.deadline"  # in the scope: monotonic seconds, or None
+TIMEOUT_HEADER = b"x-request-timeout-ms"
+MAX_TIMEOUT_MS = 24 * 3600 * 1000
+# Answered without a key, and also by a server that is shutting down.
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
 
 
 class RequestFrame:
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...] = ()) -> None:
+    def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
-        self._api_keys = tuple(key.encode() for key in api_keys)
+        self._server = server
+        self._api_keys = tuple(key.encode() for key in server.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,7 +45,10 @@ class RequestFrame:
         headers = dict(scope["headers"])
         request_id = caller_id(headers) or uuid.uuid4().hex.encode()
         scope[REQUEST_ID] = request_id.decode()
-        began, status = time.monotonic(), 0
+        began, status, path = time.monotonic(), 0, scope["path"]
+
+        async def refuse(error: ApiError) -> None:
+            await send_error(error, scope, send_with_id)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -51,26 +60,30 @@ class RequestFrame:
             status = message["status"]
 
         try:
-            if self._is_allowed(scope, headers):
-                await self._app(scope, receive, send_with_id)
-            else:
-                await send_error(unauthorized(), send_with_id)
+            if self._server.draining and path not in OPEN_PATHS:
+                raise shutting_down()
+            if not self._is_allowed(scope, headers):
+                raise unauthorized()
+            scope[DEADLINE] = deadline(headers, began)
+            await self._app(scope, receive, send_with_id)
+        except ApiError as error:
+            await refuse(error)
         except asyncio.CancelledError:
             # Only the end of the server cancels a request. A stream has said so itself.
             if not status:
-                await send_error(shutting_down(), send_with_id)
+                await refuse(shutting_down())
         except Exception:
             # Not raised again: uvicorn would log it a second time. It closes what is incomplete.
             logger.exception("request %s failed", request_id.decode())
             if not status:
-                await send_error(internal(request_id.decode()), send_with_id)
+                await refuse(internal(request_id.decode()))
         finally:
             client = scope.get("client") or ("-", 0)
-            path = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+            raw_path = scope.get("raw_path") or path.encode("ascii", "backslashreplace")
             log_access(
                 f"{client[0]}:{client[1]}",
                 scope["method"],
-                path.decode("ascii", "backslashreplace"),
+                raw_path.decode("ascii", "backslashreplace"),
                 status or 499,
                 time.monotonic() - began,
                 request_id.decode(),
@@ -94,6 +107,18 @@ def caller_id(headers: dict[bytes, bytes]) -> bytes | None:
     return given if given is not None and CALLER_ID.fullmatch(given) else None
 
 
+def deadline(headers: dict[bytes, bytes], began: float) -> float | None:
+    """When the client stops to wait, in monotonic seconds. Raises a 400."""
+    given = headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return None
+    milliseconds = int(given) if re.fullmatch(rb"\d{1,9}", given) else 0
+    if not 1 <= milliseconds <= MAX_TIMEOUT_MS:
+        name = TIMEOUT_HEADER.decode()
+        raise bad_request(f"{name} must be whole milliseconds, 1 to {MAX_TIMEOUT_MS}.", name)
+    return began + milliseconds / 1000
+
+
 def unauthorized() -> ApiError:
     return ApiError(
         401,
@@ -104,8 +129,12 @@ def unauthorized() -> ApiError:
     )
 
 
-async def send_error(error: ApiError, send: Send) -> None:
-    headers = [(b"content-type", b"application/json")]
+async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
+    body = error.body(scope["path"], scope[REQUEST_ID])
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
     headers += [(name.encode(), value.encode()) for name, value in error.headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": error.body()})
+    await send({"type": "http.response.body", "body": body})

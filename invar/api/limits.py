@@ -1,4 +1,4 @@
-"""What one request may ask for, checked before anything is allocated."""
+"""What one request may ask for and hold, checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ class Limits:
     logprobs: int = 20  # OpenAI's and vLLM's
     messages: int = 16384
     fields: int = 1024  # of one body, known or not
+    keep_alive_s: float = 15.0  # a stream that has nothing to say says so; 0: it does not
+    stall_timeout_s: float = 60.0  # a stream of which nothing is read for so long is cancelled
+    unread_bytes: int = 1 << 20  # so is one of which that much waits behind what cannot be sent
 
     def caps(self, vocab_size: int, max_model_len: int) -> dict[str, int]:
         """How many items a field may have, by name."""

@@ -19,6 +19,8 @@ MAX_HEAD_BYTES = 64 << 10
 SLICE_BYTES = 16 << 10
 # Once the server is shutting down: what is on its way arrives within it.
 BODY_GRACE_S = 1.0
+# A client that has stopped to read: its connection is closed with what waits in it.
+ABORT = "invar.abort"  # in the scope: a function
 
 
 class Connection(HttpToolsProtocol):
@@ -49,6 +51,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         self._await_head()
 
     def on_headers_complete(self) -> None:
@@ -99,14 +102,18 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         idle = cycle is None or cycle.response_complete or not cycle.response_started
         if idle and not self.pipeline and not self.transport.is_closing():
-            body = error.body()
+            body = error.body((self.scope or {}).get("path", ""))
             headers = [
                 *self.server_state.default_headers,
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"x-request-id", uuid.uuid4().hex.encode()),
                 (b"connection", b"close"),
-                *((name.encode(), value.encode()) for name, value in error.headers.items()),
+                *(
+                    (name.encode(), value.encode())
+                    for name, value in error.headers.items()
+                    if name != "connection"
+                ),
             ]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)

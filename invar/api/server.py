@@ -60,6 +60,7 @@ class Server:
     strict_fields: bool = False
     takes_priorities: bool = False  # the scheduler looks at them
     api_keys: tuple[str, ...] = ()
+    draining: bool = False  # running requests are finished, no new one is taken
     clock: Callable[[], float] = time.time
     field_counts: FieldCounts = field(init=False)
     caps: Mapping[str, int] = field(init=False)  # items of a field

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.chat import json_response
-from invar.api.errors import ApiError, engine_dead
+from invar.api.errors import ApiError, engine_dead, not_ready, shutting_down
 from invar.api.server import Server
 from invar.observe.build import version_text
 from invar.serving.async_engine import EngineDeadError
@@ -50,6 +50,15 @@ async def health(server: Server, request: Request) -> Response:
     if server.engine.fatal is not None:
         raise engine_dead(server.engine.fatal)
     return Response(status_code=200)
+
+
+async def ready(server: Server, request: Request) -> Response:
+    """Takes new requests: the engine is loaded and the server is not shutting down."""
+    if server.draining:
+        raise shutting_down()
+    if server.engine.status != "ready":
+        raise not_ready(server.engine.status)
+    return json_response({"status": "ready"})
 
 
 async def reset_cache(server: Server, request: Request) -> Response:

@@ -1,49 +1,61 @@
-"""Server-sent events as raw ASGI, and noticing that a client has left."""
+"""Server-sent events as raw ASGI: clients that leave, that do not read, or whose time is over."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
+from invar.api.calls import Call
 from invar.api.errors import (
     ApiError,
     bad_request,
+    deadline_exceeded,
     engine_failed,
     internal,
     shutting_down,
 )
 from invar.api.frame import REQUEST_ID
+from invar.api.protocol import ABORT
 from invar.api.threads import beside_loop
-from invar.serving.async_engine import Generation
 from invar.serving.choice import ChoiceDelta
+
+logger = logging.getLogger("invar.api")
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 ]
-CLIENT_CLOSED = 499  # nginx's number for the access log; nobody receives it
+COMMENT = b": keep-alive\n\n"  # what every parser of events skips
+GUARD_PERIOD_S = 1.0
 
 
-class DisconnectWatch:
-    """While open, the generation is cancelled as soon as the client leaves."""
+class Watch:
+    """While open, the generation is cancelled once its client leaves or has waited long enough."""
 
-    def __init__(self, receive: Receive, generation: Generation) -> None:
-        self.disconnected = False
+    def __init__(self, receive: Receive, call: Call) -> None:
+        self.left = False
+        self.expired = False
         self._receive = receive
-        self._generation = generation
+        self._call = call
         self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> DisconnectWatch:
-        self._task = asyncio.create_task(self._watch())
+    async def __aenter__(self) -> Watch:
+        loop, deadline = asyncio.get_running_loop(), self._call.deadline
+        self._task = loop.create_task(self._watch())
+        if deadline is not None:
+            self._timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
         return self
 
     async def __aexit__(
@@ -52,15 +64,22 @@ class DisconnectWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._generation.cancel()  # does nothing when it has ended
+        self._call.generation.cancel()  # does nothing when it has ended
         if self._task is not None:
             self._task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.disconnected = True
-        self._generation.cancel()
+        self.left = True
+        self._call.generation.cancel()
+
+    def _expire(self) -> None:
+        if not self._call.generation.finished:
+            self.expired = True
+            self._call.generation.cancel()
 
 
 class Frames(Protocol):
@@ -77,50 +96,105 @@ class Frames(Protocol):
 
 
 class EventStream(Response):
-    """A streamed answer. Headers wait for the engine's first word, so that an error is a status."""
+    """A streamed answer.
 
-    def __init__(self, generation: Generation, frames: Frames) -> None:
+    Headers wait for the engine's first word, so that an error is a status; but no longer than the
+    interval of keep-alive comments, since proxies give up on a connection that says nothing.
+    """
+
+    def __init__(self, call: Call, frames: Frames, keep_alive: bytes = COMMENT) -> None:
         self.background = None
-        self._generation = generation
+        self._call = call
+        self._limits = call.server.limits
         self._frames = frames
+        self._keep_alive = keep_alive
         self._started = False
+        self._ended = False
+        self._writing = asyncio.Lock()
+        self._blocked_since: float | None = None  # in a send that has not returned
+        self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with DisconnectWatch(receive, self._generation) as watch:
-            try:
-                await self._stream(watch, send)
-            except (Exception, asyncio.CancelledError) as error:
-                if self._started:
-                    last = event(cut_short(error, scope).body())
-                    await send(body(last, more=False))
-                raise
+        self._scope, self._send = scope, send
+        guard = asyncio.create_task(self._guard(scope.get(ABORT)))
+        try:
+            async with Watch(receive, self._call) as watch:
+                await self._stream(watch)
+        except (Exception, asyncio.CancelledError) as error:
+            guard.cancel()
+            if self._started:
+                await self._write(self._error_event(cut_short(error, scope)), more=False)
+            raise
+        finally:
+            guard.cancel()
 
-    async def _stream(self, watch: DisconnectWatch, send: Send) -> None:
-        async for deltas in self._generation:
-            if watch.disconnected:
+    async def _stream(self, watch: Watch) -> None:
+        async for deltas in self._call.generation:
+            if watch.left:
                 return
             error = first_error(deltas)
-            if error is not None and not self._started:
-                raise error
             if error is not None:
-                # No [DONE] behind it: a simple client would take the answer for complete.
-                last = events(self._frames.deltas([without_end(delta) for delta in deltas]))
-                await send(body(last + event(error.body()), more=False))
+                await self._fail(error, [without_end(delta) for delta in deltas])
                 return
-            if not self._started:
-                await send(
-                    {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
-                )
-                self._started = True
-            await send(body(await beside_loop(items(deltas), partial(self._written, deltas))))
-        if not watch.disconnected:
+            data = await beside_loop(items(deltas), partial(self._written, deltas))
+            if data:
+                await self._write(data)
+        if watch.expired:
+            await self._fail(deadline_exceeded(), [])
+        elif not watch.left:
             closing = events(await self._frames.closing())
             if self._frames.ends_with_done:
                 closing += event(b"[DONE]")
-            await send(body(closing, more=False))
+            await self._write(closing, more=False)
+
+    async def _fail(self, error: ApiError, deltas: Sequence[ChoiceDelta]) -> None:
+        """No [DONE] behind it: a simple client would take the answer for complete."""
+        if not self._started:
+            raise error
+        await self._write(self._written(deltas) + self._error_event(error), more=False)
+
+    def _error_event(self, error: ApiError) -> bytes:
+        return error.event(self._scope["path"], self._scope.get(REQUEST_ID, ""))
 
     def _written(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         return events(self._frames.deltas(deltas))
+
+    async def _write(self, data: bytes, more: bool = True) -> None:
+        async with self._writing:
+            if self._ended:
+                return
+            self._ended = not more
+            self._blocked_since = time.monotonic()
+            if not self._started:
+                self._started = True
+                await self._send(START)
+            await self._send(body(data, more))
+            self._blocked_since, self._last_sent = None, time.monotonic()
+
+    async def _guard(self, abort: Callable[[], None] | None) -> None:
+        """Says that it is alive where nothing is sent, and ends what nobody reads."""
+        limits = self._limits
+        times = [limits.keep_alive_s or GUARD_PERIOD_S, limits.stall_timeout_s, 2 * GUARD_PERIOD_S]
+        while not self._ended or self._blocked_since is not None:
+            await asyncio.sleep(min(times) / 2)
+            now = time.monotonic()
+            if self._blocked_since is not None:
+                unread = self._call.generation.unread_bytes
+                stalled = now - self._blocked_since > limits.stall_timeout_s
+                if (stalled or unread > limits.unread_bytes) and abort is not None:
+                    logger.warning(
+                        "request %s: its client has not read for %.0f s, %d bytes wait",
+                        self._scope.get(REQUEST_ID, ""),
+                        now - self._blocked_since,
+                        unread,
+                    )
+                    abort()  # which is a disconnect like any other
+                    return
+            elif limits.keep_alive_s and now - self._last_sent >= limits.keep_alive_s:
+                await self._write(self._keep_alive)
+
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
 
 
 def items(deltas: Sequence[ChoiceDelta]) -> int:
@@ -136,7 +210,7 @@ def events(frames: Sequence[dict[str, Any]]) -> bytes:
     return b"".join(event(msgspec.json.encode(frame), frame.get("type")) for frame in frames)
 
 
-def body(data: bytes, more: bool = True) -> dict[str, Any]:
+def body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
@@ -160,16 +234,16 @@ def without_end(delta: ChoiceDelta) -> ChoiceDelta:
     return dataclasses.replace(delta, finish_reason=None, error=None)
 
 
-async def collect(
-    generation: Generation, choices: int, receive: Receive
-) -> list[ChoiceDelta] | None:
+async def collect(call: Call, choices: int, receive: Receive) -> list[ChoiceDelta] | None:
     """All choices in full, or None if the client left before the end. Raises ApiError."""
     answers = [ChoiceDelta(index) for index in range(choices)]
-    async with DisconnectWatch(receive, generation) as watch:
-        async for deltas in generation:
+    async with Watch(receive, call) as watch:
+        async for deltas in call.generation:
             error = first_error(deltas)
             if error is not None:
                 raise error
             for delta in deltas:
                 answers[delta.index].extend(delta)
-    return None if watch.disconnected else answers
+    if watch.expired:
+        raise deadline_exceeded()
+    return None if watch.left else answers

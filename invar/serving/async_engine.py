@@ -60,6 +60,16 @@ class Generation:
     _pending: dict[int, ChoiceDelta] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def finished(self) -> bool:
+        """Nothing more will come, though some may wait to be read."""
+        return not self._unfinished
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of what waits to be read: text, and about what tokens and logprobs take as JSON."""
+        return sum(len(delta.text) + 64 * delta.items for delta in self._pending.values())
+
     async def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]:
         try:
             while self._pending or self._unfinished:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from invar.api.errors import ApiError
 from invar.engine.request import EngineRequest
 
 from .scripted import EOS, RunningServer, Step, events, running, says, token
@@ -306,3 +307,23 @@ def test_an_engine_error_in_a_stream_is_an_event_without_done() -> None:
         error_of(server.chat(), 500)
         error_of(server.chat(n=3), 500)
         assert server.idle()
+
+
+@pytest.mark.parametrize(("status", "kind"), [
+    (400, "invalid_request_error"), (401, "authentication_error"), (403, "permission_error"),
+    (404, "not_found_error"), (413, "request_too_large"), (422, "invalid_request_error"),
+    (429, "rate_limit_error"), (500, "api_error"), (503, "overloaded_error"),
+    (504, "timeout_error"),
+])  # fmt: skip
+def test_errors_have_the_shape_of_the_dialect(status: int, kind: str) -> None:
+    error = ApiError(status, "No.", type="t", param="p", code="c")
+    assert json.loads(error.body("/v1/chat/completions", "r")) == {
+        "error": {"message": "No.", "type": "t", "param": "p", "code": "c"}
+    }
+    shaped = {"type": "error", "error": {"type": kind, "message": "No."}, "request_id": "r"}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        assert json.loads(error.body(path, "r")) == shaped
+    event = error.event("/v1/messages", "r").decode()
+    assert event.startswith("event: error\ndata: {")
+    assert event.endswith("}\n\n")
+    assert error.event("/v1/completions", "r") == b"data: " + error.body() + b"\n\n"

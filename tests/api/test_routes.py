@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from .scripted import RunningServer, running, says, token
+from .test_limits import error_of
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
@@ -270,3 +271,29 @@ def test_one_access_line_without_the_prompt(caplog: pytest.LogCaptureFixture) ->
     assert line.endswith(" mine")
     assert "\n" not in line
     assert not [r for r in caplog.records if "secret" in r.getMessage()]
+
+
+def test_ready_while_it_takes_requests(hello: RunningServer) -> None:
+    assert hello.http.get("/ready").json() == {"status": "ready"}
+    assert hello.http.head("/ready").status_code == 200
+
+
+def test_a_server_that_drains_takes_no_new_request() -> None:
+    with running(says("Hello")) as server:
+        server.server.draining = True
+        for answer in (server.http.get("/ready"), server.complete(), server.chat(stream=True)):
+            error = error_of(answer, 503)
+            assert error["code"] == "server_shutting_down"
+            assert int(answer.headers["retry-after"]) > 0
+            assert answer.headers["connection"] == "close"
+        for path in ("/health", "/ping", "/metrics"):
+            assert server.http.get(path).status_code == 200
+        answer = server.http.post("/v1/messages", json={})
+        assert answer.json()["error"]["type"] == "overloaded_error"
+
+
+def test_a_dead_engine_is_neither_ready_nor_alive() -> None:
+    with running(says("Hello")) as server:
+        server.server.engine.fatal = "gone"
+        assert error_of(server.http.get("/ready"), 503)["code"] == "engine_not_ready"
+        assert error_of(server.http.get("/health"), 503)["code"] == "engine_dead"
