@@ -20,6 +20,7 @@ from invar.api.chat import chat_completions
 from invar.api.completions import completions
 from invar.api.errors import ApiError
 from invar.api.frame import REQUEST_ID, RequestFrame
+from invar.api.messages import count_tokens, create_message
 from invar.api.server import Server
 
 Handler = Callable[[Server, Request], Awaitable[Response]]
@@ -27,6 +28,8 @@ Handler = Callable[[Server, Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/chat/completions", ("POST",), chat_completions),
     ("/v1/completions", ("POST",), completions),
+    ("/v1/messages", ("POST",), create_message),
+    ("/v1/messages/count_tokens", ("POST",), count_tokens),
     ("/v1/models", ("GET",), service.list_models),
     ("/v1/models/{model:path}", ("GET",), service.one_model),
     ("/tokenize", ("POST",), tokens.tokenize),

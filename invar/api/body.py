@@ -10,9 +10,9 @@ import msgspec
 from starlette.requests import Request
 
 from invar.api.errors import ApiError, bad_request, malformed_json, wrong_type
-from invar.api.fields import WITHOUT_EFFECT, StreamOptions
+from invar.api.fields import StreamOptions
 from invar.api.limits import check_caps, check_items
-from invar.api.refusals import REFUSALS, TOOL_FIELDS, refuse_unbuilt
+from invar.api.refusals import OPENAI, FieldRules, refuse_unbuilt
 from invar.observe.metrics import Metrics
 
 logger = logging.getLogger("invar.api")
@@ -111,12 +111,15 @@ def check_commas(body: bytes, caps: Mapping[str, int]) -> None:
     check_items("The body", len(parts), caps[""])
 
 
-def parse_fields(raw: dict[str, Any], fields: type[Fields], counts: FieldCounts) -> Fields:
-    refuse_unbuilt(raw)
-    known = {*fields.__struct_fields__, *REFUSALS, *TOOL_FIELDS}
-    unknown = [name for name in raw if name not in known and name not in WITHOUT_EFFECT]
+def parse_fields(
+    raw: dict[str, Any], fields: type[Fields], counts: FieldCounts, rules: FieldRules = OPENAI
+) -> Fields:
+    refuse_unbuilt(raw, rules)
+    idle = rules.without_effect
+    known = {*fields.__struct_fields__, *rules.refusals, *rules.known, *idle}
+    unknown = [name for name in raw if name not in known]
     counts.take_unknown([*unknown, *unknown_stream_options(raw)])
-    counts.take_idle([name for name in raw if name in WITHOUT_EFFECT and raw[name] is not None])
+    counts.take_idle([name for name in raw if name in idle and raw[name] is not None])
     try:
         return msgspec.convert(raw, fields)
     except msgspec.ValidationError as error:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 
 from invar.api.calls import Call, start_call
+from invar.api.errors import ApiError, context_overflow
 from invar.api.fields import ChatFields
 from invar.api.prompts import chat_prompt, check_fits
 from invar.api.sampling import choice_requests, prepare_sampling, tenant_of
@@ -33,7 +37,33 @@ async def start_conversation(
     fields, max_tokens = conversation.fields, conversation.max_tokens
     ready = prepare_sampling(server, fields, conversation.logprobs, max_tokens)
     prompt = await chat_prompt(server, conversation.messages, fields, conversation.body_bytes)
-    least = None if conversation.ends_at_window else max_tokens
-    check_fits(server, len(prompt), least, "messages")
+    if conversation.ends_at_window:
+        check_begins(server, len(prompt))
+    else:
+        check_fits(server, len(prompt), max_tokens, "messages")
     choices = choice_requests(server, fields, ready, prompt, tenant_of(server, request, fields))
     return start_call(server, request, prefix, fields, [prompt], choices)
+
+
+def check_begins(server: Server, prompt_tokens: int) -> None:
+    """The prompt leaves room for an answer. Claude Code reads both numbers out of the sentence."""
+    context = server.model.max_model_len
+    if prompt_tokens >= context:
+        raise context_overflow(
+            f"prompt is too long: {prompt_tokens} tokens > {context - 1} maximum. This model's "
+            f"maximum context length is {context} tokens.",
+            "messages",
+        )
+
+
+@contextmanager
+def in_words(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name a field as the dialect does: ``names`` are those of chat and the dialect's."""
+    try:
+        yield
+    except ApiError as error:
+        for chat, own in names.items():
+            field = rf"^{chat}(?=\b)"
+            error.message = re.sub(field, own, error.message)
+            error.param = error.param and re.sub(field, own, error.param)
+        raise

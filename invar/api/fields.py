@@ -113,23 +113,3 @@ class TokenizeFields(msgspec.Struct, kw_only=True):
 class DetokenizeFields(msgspec.Struct, kw_only=True):
     tokens: list[int]
     model: str | None = None
-
-
-# Part of a protocol, and whatever their value the answer is the same: accepted, counted, and said
-# once in the log. What would change a prompt or an answer is in refusals.py.
-WITHOUT_EFFECT = frozenset(
-    {
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-        "request_id",
-        "session_id",
-        "separate_reasoning",
-        "stream_reasoning",
-        "guided_decoding_backend",
-        "cache_prompt",
-    }
-)

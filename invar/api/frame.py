@@ -55,7 +55,9 @@ class RequestFrame:
             if message["type"] != "http.response.start":
                 await send(message)
                 return
-            headers = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            # OpenAI's name and Anthropic's: each client reports the one it knows.
+            names = (b"x-request-id", b"request-id")
+            headers = [*message.get("headers", ()), *((name, request_id) for name in names)]
             await send({**message, "headers": headers})
             status = message["status"]
 

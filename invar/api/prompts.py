@@ -113,7 +113,7 @@ async def encoded(
     if characters > longest:
         raise context_overflow(
             f"This model's maximum context length is {server.model.max_model_len} tokens. However, "
-            f"you requested a prompt of {characters} characters, which cannot fit.",
+            f"you requested a prompt of {characters} characters, and the prompt is too long.",
             param,
         )
     try:

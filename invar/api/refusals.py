@@ -5,11 +5,11 @@ One row a field: the values at which it asks for nothing, and what the client is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from invar.api.errors import bad_request
+from invar.api.errors import ApiError, bad_request
 
 STRUCTURED = "structured output comes with a later version of this server"
 SAMPLER = "this sampler is not built; temperature, top_k, top_p, min_p and the penalties are"
@@ -79,42 +79,61 @@ REFUSALS: Mapping[str, Refusal] = {
     "chat_template_content_format": Refusal("the form is what the template reads", ("auto",)),
 }
 
-# Fields with a rule of their own.
-TOOL_FIELDS = frozenset({"tools", "tool_choice"})
+# Part of a protocol, and whatever their value the answer is the same: accepted, counted, and said
+# once in the log.
+WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "request_id",
+        "session_id",
+        "separate_reasoning",
+        "stream_reasoning",
+        "guided_decoding_backend",
+        "cache_prompt",
+    }
+)
 
 
-def refuse_unbuilt(fields: Mapping[str, Any]) -> None:
+@dataclass(frozen=True)
+class FieldRules:
+    """What a dialect says to those of its fields that are no parameters of a call."""
+
+    refusals: Mapping[str, Refusal]
+    without_effect: frozenset[str]
+    known: frozenset[str]  # fields with a rule of their own
+    check: Callable[[Mapping[str, Any]], None]  # that rule
+
+
+def refuse_unbuilt(fields: Mapping[str, Any], rules: FieldRules) -> None:
     """Raises a 400 for the first field that asks for something this server cannot do."""
     for name, value in fields.items():
-        refusal = REFUSALS.get(name)
+        refusal = rules.refusals.get(name)
         if refusal is not None and value is not None and value not in refusal.neutral:
-            raise bad_request(
-                f"{name} cannot be honoured: {refusal.reason}.", name, "unsupported_parameter"
-            )
-    refuse_tools(fields)
+            raise cannot(name, refusal.reason)
+    rules.check(fields)
     options = fields.get("stream_options")
     if isinstance(options, Mapping) and options.get("include_obfuscation"):
-        raise bad_request(
-            "stream_options.include_obfuscation cannot be honoured: events are not padded.",
-            "stream_options.include_obfuscation",
-            "unsupported_parameter",
-        )
+        raise cannot("stream_options.include_obfuscation", "events are not padded")
+
+
+def cannot(name: str, reason: str) -> ApiError:
+    return bad_request(f"{name} cannot be honoured: {reason}.", name, "unsupported_parameter")
+
+
+NO_TOOLS = "calls of tools come with a later version of this server"
 
 
 def refuse_tools(fields: Mapping[str, Any]) -> None:
     """Tools that may not be called (``tool_choice: "none"``) and empty lists ask for nothing."""
     if fields.get("tools") and fields.get("tool_choice") != "none":
-        raise bad_request(
-            "tools cannot be honoured: calls of tools come with a later version of this server. "
-            'Leave tools out or send tool_choice "none".',
-            "tools",
-            "unsupported_parameter",
-        )
-    choice = fields.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise bad_request(
-            "tool_choice cannot be honoured: calls of tools come with a later version of this "
-            "server.",
-            "tool_choice",
-            "unsupported_parameter",
-        )
+        raise cannot("tools", f'{NO_TOOLS}. Leave tools out or send tool_choice "none"')
+    if fields.get("tool_choice") not in (None, "none", "auto"):
+        raise cannot("tool_choice", NO_TOOLS)
+
+
+OPENAI = FieldRules(REFUSALS, WITHOUT_EFFECT, frozenset({"tools", "tool_choice"}), refuse_tools)

@@ -30,11 +30,15 @@ class Usage:
                 least = self._cached.get(prompt, delta.cached_tokens)
                 self._cached[prompt] = min(least, delta.cached_tokens)
 
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self._cached.values())
+
     def as_json(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }

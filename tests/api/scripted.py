@@ -99,6 +99,18 @@ def endless(piece: str = "zz", pause_s: float = 0.002) -> Script:
     return script
 
 
+def failing(after: int) -> Script:
+    """Slow enough that a client has what came before the failure."""
+
+    def script(request: EngineRequest) -> Iterator[Step]:
+        for _ in range(after):
+            yield [token("Hello")]
+            time.sleep(0.1)
+        raise RuntimeError("the logits were not finite")
+
+    return script
+
+
 @dataclass
 class _Running:
     request: EngineRequest

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from invar.api.errors import ApiError
-from invar.engine.request import EngineRequest
 
-from .scripted import EOS, RunningServer, Step, events, running, says, token
+from .scripted import EOS, RunningServer, events, failing, running, says, token
 from .test_limits import JSON, error_of
 
 
@@ -274,16 +271,6 @@ def test_b12_a_model_without_template_completes_but_does_not_chat() -> None:
 def test_unknown_paths_and_methods(hello: RunningServer) -> None:
     error_of(hello.http.get("/v1/nothing"), 404)
     error_of(hello.http.get("/v1/chat/completions"), 405)
-
-
-def failing(after: int) -> Any:
-    def script(request: EngineRequest) -> Iterator[Step]:
-        for _ in range(after):
-            yield [token("Hello")]
-            time.sleep(0.1)
-        raise RuntimeError("the logits were not finite")
-
-    return script
 
 
 def test_an_engine_error_before_the_first_token_is_a_status() -> None:
