@@ -19,7 +19,7 @@ logger = logging.getLogger("invar.api")
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
-MAX_NAMED_FIELDS = 256  # distinct unknown names that are counted one by one
+MAX_NAMED_FIELDS = 256  # distinct unknown names that are logged
 LARGE_BODY = 100_000  # bytes; what is smaller is parsed in a millisecond or two
 # Fields whose commas stand between their items and nowhere else.
 NUMBERS = frozenset(
@@ -50,12 +50,9 @@ class FieldCounts:
 
     def _count(self, name: str, level: int, message: str) -> None:
         name = shown(name)
-        if name not in self._seen:
-            if len(self._seen) >= MAX_NAMED_FIELDS:
-                name = "other"
-            else:
-                self._seen.add(name)
-                logger.log(level, message, name)
+        if name not in self._seen and len(self._seen) < MAX_NAMED_FIELDS:
+            self._seen.add(name)
+            logger.log(level, message, name)
         self._metrics.count_unknown_field(name)
 
 

@@ -83,7 +83,7 @@ def start_call(
     except EngineDeadError as error:
         raise engine_dead(str(error)) from None
     n = len(choices) // len(prompts)
-    server.metrics.request_n.observe(n)
+    server.metrics.observe_call(n)
     return Call(
         server=server,
         generation=generation,

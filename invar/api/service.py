@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -71,4 +72,6 @@ async def reset_cache(server: Server, request: Request) -> Response:
 
 
 async def metrics(server: Server, request: Request) -> Response:
-    return Response(server.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    server.metrics.show_ready(server.engine.status == "ready")
+    text = await asyncio.to_thread(server.metrics.render)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

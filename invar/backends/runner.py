@@ -105,6 +105,19 @@ class GroupMemory:
 
 
 @dataclass(frozen=True)
+class ModelWork:
+    """What the plan does for rows, for metrics: a multiply and an add are two operations.
+
+    Products by the peak that bounds them, `int8`, `bf16` or `fp32`. Weights are read once a step.
+    """
+
+    row_ops: Mapping[str, int]  # of every row
+    logit_ops: Mapping[str, int]  # of a row that needs logits, beside those
+    attention_ops: tuple[int, ...]  # per cache group, of a row and one token that it sees (bf16)
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
 class RunnerInfo:
     """What the engine plans with."""
 
@@ -120,6 +133,7 @@ class RunnerInfo:
     memory: tuple[tuple[str, int], ...]  # rows of the memory table: (what, bytes)
     plan: str = ""  # how steps run, in one line
     kv_fingerprint: str = ""  # of the part of the build that changes a byte of a page
+    work: ModelWork | None = None  # None: not known
 
 
 class Runner(Protocol):
@@ -127,6 +141,11 @@ class Runner(Protocol):
     def info(self) -> RunnerInfo: ...
 
     def submit(self, batch: Batch) -> Ticket: ...
+
+    def machine_limit(self, name: str, seconds: float) -> float:
+        """What the machine does per second at most, measured for about `seconds` between two
+        steps: operations of the peak `int8`, `bf16` or `fp32`, or bytes of weights `read`. 0 where
+        there is no such peak. Asked for by an engine that knows its work alone."""
 
     def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
         """Fills pages with NaN (tests) so that a read of unwritten KV cannot pass unseen."""

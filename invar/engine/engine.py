@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from invar.engine.results import StepReader
 from invar.engine.scheduler import Scheduler
 from invar.engine.state import Chunk, RequestState
 from invar.engine.stored_prefix import StoredPrefixes
+from invar.engine.work import Work
 
 NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token is allowed)"
 
@@ -34,6 +35,9 @@ logger = logging.getLogger("invar.engine")
 class EngineStats:
     """Gauges now, and totals since the start."""
 
+    started: float  # seconds since 1970: tells the totals of two engines apart
+    max_sequences: int  # of a batch
+    max_rows: int  # of a step
     running: int
     waiting: int
     kv_usage: float  # 0 … 1
@@ -52,6 +56,12 @@ class EngineStats:
     store_pages_written: int
     store_pages_read: int
     store_bytes: int  # on disk
+    store_queries: int  # tokens of prompts that memory did not have, looked up in the store
+    prompt_computed: int  # tokens of prompts, by where their K and V came from
+    prompt_from_memory: int
+    prompt_from_store: int
+    corrupted: int  # requests whose logits were NaN
+    work: Mapping[str, float]  # of steps: see `Work`
 
 
 class Engine:
@@ -109,6 +119,9 @@ class Engine:
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
+        self.num_corrupted = 0
+        self.started = time.time()
+        self.work = Work(runner)
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -160,7 +173,11 @@ class Engine:
     def stats(self) -> EngineStats:
         store, prefixes = self.page_store, self.memory.prefixes
         use = self.kv_use()
+        scheduler = self.scheduler
         return EngineStats(
+            started=self.started,
+            max_sequences=scheduler.max_running,
+            max_rows=scheduler.max_tokens_per_step,
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_usage=self.memory.usage,
@@ -179,7 +196,20 @@ class Engine:
             store_pages_written=0 if store is None else store.pages_written,
             store_pages_read=0 if store is None else store.pages_read,
             store_bytes=0 if store is None else store.bytes,
+            store_queries=0
+            if store is None
+            else scheduler.num_prompt_computed + scheduler.num_prompt_from_store,
+            prompt_computed=scheduler.num_prompt_computed,
+            prompt_from_memory=scheduler.num_prompt_from_memory,
+            prompt_from_store=scheduler.num_prompt_from_store,
+            corrupted=self.num_corrupted,
+            work=dict(self.work.totals),
         )
+
+    def rest(self) -> bool:
+        """Asked while nothing is to be computed: measures a limit of the machine that metrics are
+        held against, for 20 ms. False when all are known."""
+        return self.work.measure_limit()
 
     def kv_use(self) -> KVUse:
         """What pages are used for now, in bytes."""
@@ -254,8 +284,12 @@ class Engine:
         return [(chunks, result)]
 
     def _submit(self, chunks: list[Chunk]) -> StepResult | Exception:
+        began = self.clock()
         try:
-            return self.runner.submit(self.builder.build(chunks)).result()
+            batch = self.builder.build(chunks)
+            result = self.runner.submit(batch).result()
+            self.work.ran(batch, self.clock() - began)
+            return result
         except Exception as error:
             logger.exception("step %d failed for %d requests", self.steps, len(chunks))
             return error
@@ -272,6 +306,7 @@ class Engine:
         for chunk in chunks:
             rows = reader.take_rows(chunk.num_logit_rows)
             if not reader.finite(rows):
+                self.num_corrupted += 1
                 outputs.append(self._fail(chunk.state, not_finite(chunk.state)))
             elif output := self._advance(chunk, rows, reader):
                 outputs.append(output)
@@ -295,6 +330,8 @@ class Engine:
             output.logprobs = [reader.logprobs(rows[-1], request.sampling.logprobs)]
         if not state.has_reported:
             self._report_first(state, output)
+        if state.num_preemptions:
+            output.timing["preemptions"] = state.num_preemptions
         if output.finish_reason is not None:
             self._forget(state)
         return output

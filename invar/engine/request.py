@@ -87,4 +87,5 @@ class EngineOutput:
     stop_reason: int | None = None  # the stop token id that fired
     error: str | None = None
     cached_tokens: int | None = None  # of the prompt, found computed; once, with the first token
-    timing: dict[str, float] = field(default_factory=dict)  # arrival, first scheduled (monotonic s)
+    # arrival, first_scheduled (monotonic s), and preemptions so far of a request that had some
+    timing: dict[str, float] = field(default_factory=dict)

@@ -70,6 +70,10 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_queried_tokens = 0  # of prompts, looked up in the cache
         self.num_reused_tokens = 0  # of them, found
+        # Tokens of prompts, each request's once, by where their K and V came from.
+        self.num_prompt_computed = 0
+        self.num_prompt_from_memory = 0
+        self.num_prompt_from_store = 0
 
     def add(self, state: RequestState) -> None:
         self.policy.arrived(state)
@@ -201,6 +205,7 @@ class Scheduler:
             self.found_no_room = (state, self.memory.num_releases)
             return False
         state.slot, state.num_computed_tokens = opened
+        state.num_from_memory = state.num_computed_tokens
         return True
 
     def _read_on(self, state: RequestState, plan: Plan) -> None:
@@ -226,6 +231,10 @@ class Scheduler:
         if self.memory.caching and state.request.reads_cache:
             self.num_queried_tokens += state.num_prompt_tokens
             self.num_reused_tokens += state.num_cached_tokens
+        from_memory = min(state.num_from_memory, state.num_prompt_tokens)
+        self.num_prompt_from_memory += from_memory
+        self.num_prompt_from_store += state.num_cached_tokens - from_memory
+        self.num_prompt_computed += state.num_prompt_tokens - state.num_cached_tokens
 
     def _prefix_is_coming(self, state: RequestState, reading: list[RequestState]) -> bool:
         """Whether one of the prompts in progress that comes before this request is about to compute

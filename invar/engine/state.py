@@ -33,6 +33,7 @@ class RequestState:
     slot: int | None = None  # row of block tables and sampling table while it is running
     num_computed_tokens: int = 0
     num_cached_tokens: int | None = None  # of the prompt, found computed; None: not run yet
+    num_from_memory: int = 0  # of its tokens, found in memory when it was admitted
     num_preemptions: int = 0
     num_passed_over: int = 0  # younger ones that were admitted while it waited (lpm)
     num_charged_tokens: int = 0  # of its own that its tenant's counter has (fair)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,17 +10,14 @@ from typing import Any
 import numpy as np
 
 from invar import _native
-from invar.backends.cpu.formats import weight_format
 from invar.backends.cpu.memory import usable_threads
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.loader import LoadedModel
 from invar.engine.request import EngineRequest
 from invar.engine.sampling_params import SamplingParams
-from invar.measure.limits import Limits, Peak, peak_of, spread
-from invar.models.blocks import EMBEDDING
+from invar.measure.limits import Limits, spread
 from invar.observe.build import version_text
-from invar.weights.gguf import GGUFFile
 
 PREFILL_TOKENS = 512
 PROMPT_TOKENS = 128  # before decode is measured
@@ -33,8 +29,6 @@ READ_SLICE_S = 0.5
 # Decode goes on in pieces between the slices: as long as a slice, and of so many steps that the
 # first one, whose caches the slice has emptied, does not count.
 PIECE_S, PIECE_STEPS = READ_SLICE_S, 16
-
-OUTPUT_WEIGHTS = (EMBEDDING, "output.weight")  # a prompt multiplies one row with them, not each
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,8 @@ class EngineBench:
         self.random = np.random.default_rng(seed)
         threads = min(model.config.num_threads or usable_threads(), usable_threads())
         self.limits = Limits(threads, PEAK_SLICE_S, READ_SLICE_S)
-        self.work = prompt_work(model)
+        assert model.info.work is not None
+        self.work = model.info.work.row_ops  # per prompt token, by the peak that bounds them
         runner.set_profile(True)
 
     def run(self, line: Line, figures: Figures) -> None:
@@ -187,16 +182,6 @@ class EngineBench:
             for group in info.groups
         )
         return dict(info.memory)["weights"] + int(streams * kv)
-
-
-def prompt_work(model: LoadedModel) -> dict[Peak, int]:
-    """Operations per prompt token, by the peak that bounds them (a multiply and an add are two)."""
-    work: Counter[Peak] = Counter()
-    with GGUFFile(model.path) as source:
-        for name, info in source.tensors.items():
-            if len(info.shape) == 2 and name not in OUTPUT_WEIGHTS:
-                work[peak_of(weight_format(source, name))] += 2 * info.shape[0] * info.shape[1]
-    return dict(work)
 
 
 def measure(

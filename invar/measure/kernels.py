@@ -8,7 +8,8 @@ from typing import Any
 
 from invar import _native
 from invar.backends.cpu.formats import WEIGHT_FORMATS
-from invar.measure.limits import Limits, peak_of, spread
+from invar.backends.cpu.work import peak_name
+from invar.measure.limits import PEAK_KEYS, Limits, spread
 from invar.observe.build import version_text
 
 FORMATS = tuple(dict.fromkeys(WEIGHT_FORMATS.values()))
@@ -63,7 +64,7 @@ def measure(
 
 
 def measure_format(name: str, rows: Sequence[int], runs: int, limits: Limits) -> FormatFigures:
-    kernels, peak = _native.LinearRates(name), peak_of(name)
+    kernels, peak = _native.LinearRates(name), peak_name(name)
     figures = FormatFigures({count: RowFigures() for count in rows})
     for _ in range(runs):
         limits.measure_peak(peak)
@@ -83,7 +84,7 @@ def measure_format(name: str, rows: Sequence[int], runs: int, limits: Limits) ->
 
 def as_json(name: str, figures: FormatFigures) -> dict[str, Any]:
     return {
-        "limit": peak_of(name).name,
+        "limit": PEAK_KEYS[peak_name(name)],
         "rows": {
             str(count): {"gops": spread(of_rows.gops), "of_peak": spread(of_rows.of_peak)}
             for count, of_rows in figures.rows.items()

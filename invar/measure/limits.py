@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from invar import _native
+from invar.backends.cpu.work import machine_peak
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,8 @@ def spread(figures: Iterable[float | None]) -> dict[str, float] | None:
     return asdict(Spread.of(known)) if known else None
 
 
-@dataclass(frozen=True)
-class Peak:
-    """What the machine multiplies at most, by the kind of activations that weights meet."""
-
-    name: str  # of a function of the native module: (threads, seconds) → 10^9 operations a second
-
-
-INT8 = Peak("int8_peak_gops")
-BF16 = Peak("bf16_peak_gflops")
-FP32 = Peak("fp32_peak_gflops")
-PEAK_OF = {"q8_32": INT8, "q8_256": INT8, "bf16": BF16, "f32": FP32}
-
-
-def peak_of(weight_format: str) -> Peak:
-    return PEAK_OF[_native.act_format_of(weight_format)]
-
+# Name of a peak → its key in reports.
+PEAK_KEYS = {"int8": "int8_peak_gops", "bf16": "bf16_peak_gflops", "fp32": "fp32_peak_gflops"}
 
 READ_BYTES = 256 << 20  # several times the L3 of any socket that a virtual machine shows part of
 
@@ -62,17 +49,17 @@ class Limits:
         # Kept, since filling it takes longer than a slice of reading.
         self.memory = _native.Memory(READ_BYTES)
         self.memory.array().fill(1)
-        self.peaks: dict[Peak, list[float]] = {}  # 10^9 operations a second; a multiply-add is two
+        self.peaks: dict[str, list[float]] = {}  # 10^9 operations a second; a multiply-add is two
         self.reads: list[float] = []  # 10^9 bytes a second out of huge-page memory
 
-    def measure_peak(self, peak: Peak) -> None:
-        rate = getattr(_native, peak.name)(self.threads, self.peak_slice_s)
+    def measure_peak(self, peak: str) -> None:
+        rate = machine_peak(peak, self.threads, self.peak_slice_s) / 1e9
         self.peaks.setdefault(peak, []).append(rate)
 
     def measure_read(self) -> None:
         self.reads.append(_native.read_rate_gbs(self.memory, self.threads, self.read_slice_s))
 
-    def peak_between(self, peak: Peak) -> float:
+    def peak_between(self, peak: str) -> float:
         """Around what ran between the last two slices; 0 where there is no such peak."""
         return statistics.fmean(self.peaks[peak][-2:])
 
@@ -80,5 +67,8 @@ class Limits:
         return statistics.fmean(self.reads[-2:])
 
     def as_json(self) -> dict[str, dict[str, float] | None]:
-        peaks = {peak.name: spread(rate or None for rate in r) for peak, r in self.peaks.items()}
+        peaks = {
+            PEAK_KEYS[peak]: spread(rate or None for rate in rates)
+            for peak, rates in self.peaks.items()
+        }
         return {**peaks, "dram_read_gbs": spread(self.reads)}

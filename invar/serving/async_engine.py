@@ -44,6 +44,8 @@ class _Live:
     first_token: float | None = None
     last_token: float | None = None
     tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
 
 
 @dataclass(eq=False)
@@ -59,6 +61,8 @@ class Generation:
     _unfinished: set[str] = field(default_factory=set)
     _pending: dict[int, ChoiceDelta] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _open: int = 0  # choices that have not ended
+    _longest: int = 0  # tokens of one that has
 
     @property
     def finished(self) -> bool:
@@ -146,6 +150,7 @@ class AsyncEngine:
             state = Choice(index, choice.assembler, choice.named_stop_ids)
             self._live[request.id] = _Live(generation, state, request, arrival=now)
             generation._unfinished.add(request.id)
+            generation._open += 1
             requests.append(request)
         self._port.send(Add(tuple(requests)))
         return generation
@@ -190,6 +195,7 @@ class AsyncEngine:
     def _refuse(self, request_id: str, reason: str) -> None:
         live = self._live.pop(request_id, None)
         if live is not None:
+            self._observe_end(live, "error")
             delta = failed_delta(live.choice, reason)
             delta.refused = True
             live.generation.put(request_id, delta)
@@ -212,17 +218,18 @@ class AsyncEngine:
         live.first_scheduled = output.timing.get("first_scheduled", live.first_scheduled)
         if not tokens:
             return
+        live.preemptions = int(output.timing.get("preemptions", live.preemptions))
         now = time.monotonic()
         if live.last_token is None:
-            live.first_token = now
+            live.first_token, live.cached_tokens = now, output.cached_tokens or 0
             self._metrics.observe_first_token(
-                now - live.arrival, len(live.request.prompt_token_ids), output.cached_tokens or 0
+                now - live.arrival, len(live.request.prompt_token_ids), live.cached_tokens
             )
         else:
             self._metrics.observe_gap((now - live.last_token) / tokens, tokens)
         live.last_token = now
         live.tokens += tokens
-        self._metrics.generation_tokens.inc(tokens)
+        self._metrics.observe_tokens(tokens)
 
     def _observe_end(self, live: _Live, reason: str) -> None:
         self._metrics.observe_end(
@@ -233,14 +240,22 @@ class AsyncEngine:
             last_token=live.last_token,
             end=time.monotonic(),
             prompt_tokens=len(live.request.prompt_token_ids),
+            cached_tokens=live.cached_tokens,
             output_tokens=live.tokens,
             max_tokens=live.request.max_tokens,
+            preemptions=live.preemptions,
         )
+        generation = live.generation
+        generation._longest = max(generation._longest, live.tokens)
+        generation._open -= 1
+        if not generation._open:
+            self._metrics.observe_longest(generation._longest)
 
     def _end_all(self, reason: str) -> None:
         self.fatal = reason
         for live in list(self._live.values()):
             del self._live[live.request.id]
+            self._observe_end(live, "error")
             live.generation.put(live.request.id, failed_delta(live.choice, reason))
 
 

@@ -37,7 +37,8 @@ Command = Add | Abort | ResetCache
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step brought. ``stats`` are the engine's gauges and running totals by name."""
+    """What one step brought. ``stats`` are the engine's gauges and running totals by name; none
+    where the last ones are fresh enough."""
 
     outputs: list[EngineOutput]
     refused: Mapping[str, str] = field(default_factory=dict)  # id → why it can never run
@@ -78,3 +79,6 @@ class StepEngine(Protocol):
 
     def stats(self) -> object:
         """Gauges and totals: a mapping or an object with named fields."""
+
+    def rest(self) -> bool:
+        """Called after a second without requests, for what may take 20 ms; False: no more."""

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections.abc import Mapping
 
 from invar.engine.request import EngineOutput, FinishReason
@@ -20,6 +21,9 @@ from invar.serving.messages import (
 
 logger = logging.getLogger("invar.serving")
 
+STATS_S = 0.05  # figures take as long to gather and to hand out as some tokens do
+REST_S = 1.0  # without a request, before the engine may do something for itself
+
 
 class EngineThread:
     """An ``EnginePort`` whose far side is a thread."""
@@ -31,6 +35,8 @@ class EngineThread:
         self._refused: dict[str, str] = {}
         self._failed: list[EngineOutput] = []  # could not be taken in
         self._thread: threading.Thread | None = None
+        self._stats = Stats(engine)
+        self._rests = True  # the engine has something to do for itself
 
     def start(self, deliver: Deliver) -> None:
         self._thread = threading.Thread(
@@ -54,7 +60,7 @@ class EngineThread:
                 outputs, self._failed = self._failed, []
                 if self._engine.has_unfinished:
                     outputs += self._step()
-                deliver(StepReport(outputs, refused, stats_by_name(self._engine.stats())))
+                deliver(StepReport(outputs, refused, self._stats.news()))
         except Exception as error:
             logger.exception("the engine has ended")
             deliver(StepReport([], fatal=f"{type(error).__name__}: {error}"))
@@ -64,9 +70,12 @@ class EngineThread:
         block = not self._engine.has_unfinished and not self._refused and not self._failed
         while True:
             try:
-                command = self._inbox.get(block=block)
+                command = self._inbox.get(block, REST_S if self._rests else None)
             except queue.Empty:
-                return True
+                if not block:
+                    return True
+                self._rests = self._engine.rest()
+                continue
             if command is None:
                 return False
             self._obey(command)
@@ -121,16 +130,34 @@ def failed(request_id: str, error: str) -> EngineOutput:
     return EngineOutput(request_id, [], finish_reason=FinishReason.ERROR, error=error)
 
 
+class Stats:
+    """The engine's figures for reports: now and then, and always when nothing more will come."""
+
+    def __init__(self, engine: StepEngine) -> None:
+        self._engine = engine
+        self._due = 0.0
+
+    def news(self) -> Mapping[str, float]:
+        """Empty where the last ones are fresh enough."""
+        now = time.monotonic()
+        if now < self._due and self._engine.has_unfinished:
+            return {}
+        self._due = now + STATS_S
+        return stats_by_name(self._engine.stats())
+
+
 def stats_by_name(stats: object) -> dict[str, float]:
-    """The numbers among the fields of ``stats``."""
+    """The numbers among the fields of ``stats``, those of its mappings too."""
     if isinstance(stats, Mapping):
         fields = dict(stats)
     elif dataclasses.is_dataclass(stats):
         fields = {f.name: getattr(stats, f.name) for f in dataclasses.fields(stats)}
     else:
         fields = vars(stats)
-    return {
-        name: float(value)
-        for name, value in fields.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    numbers: dict[str, float] = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            numbers |= stats_by_name(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            numbers[name] = float(value)
+    return numbers

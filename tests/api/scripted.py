@@ -151,6 +151,9 @@ class ScriptedEngine:
         running = len(self.running)
         return {"running": running, "waiting": 0, "kv_usage": running / 100, "preemptions": 3}
 
+    def rest(self) -> bool:
+        return False
+
     def step(self) -> list[EngineOutput]:
         self.steps += 1
         return [self._advance(state) for state in list(self.running.values())]

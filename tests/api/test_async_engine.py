@@ -176,7 +176,7 @@ def test_a_failed_step_ends_its_requests_and_not_the_engine() -> None:
 
 class DyingEngine(ScriptedEngine):
     def stats(self) -> dict[str, float]:
-        if self.steps == 2:
+        if self.steps >= 2:
             raise MemoryError("gone")
         return super().stats()
 

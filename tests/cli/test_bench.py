@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from golden.tiny_models import model_path
 
+from invar.backends.cpu.work import peak_name
 from invar.measure.engine import OUTPUT_TOKENS, Line, fitted, lines_of, output_tokens
 from invar.measure.kernels import FORMATS, ROWS
-from invar.measure.limits import PEAK_OF, peak_of
+from invar.measure.limits import PEAK_KEYS
 
 from .commands import invar
 
@@ -52,7 +53,7 @@ def test_kernels() -> None:
 
 
 def test_every_format_has_a_limit() -> None:
-    assert {peak_of(name) for name in FORMATS} == set(PEAK_OF.values())
+    assert {peak_name(name) for name in FORMATS} == PEAK_KEYS.keys()
     assert ROWS == (1, 2, 4, 6, 16, 64, 512)
 
 
@@ -70,7 +71,7 @@ def test_engine() -> None:
     ]
     report = report_of("engine", model, *words)
     assert report["model"] == "llama_gqa.gguf"
-    assert_limits(report, *{peak.name for peak in PEAK_OF.values()} & set(report["limits"]))
+    assert_limits(report, *set(PEAK_KEYS.values()) & set(report["limits"]))
     lines = [(line["streams"], line["prompt_tokens"]) for line in report["decode"]]
     assert len(lines) == len(set(lines))
     assert {streams for streams, _ in lines} == {1, 3}

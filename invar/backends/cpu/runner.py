@@ -14,11 +14,13 @@ from invar.backends.cpu.emit import PlanMemory, emit
 from invar.backends.cpu.fingerprint import fingerprint, kv_fingerprint
 from invar.backends.cpu.memory import plan_memory, usable_threads
 from invar.backends.cpu.packing import pack_weights
+from invar.backends.cpu.work import machine_peak, model_work
 from invar.backends.runner import Batch, GroupMemory, RunnerInfo, StepResult
 from invar.graph.graph import Graph, WeightSource
 
 logger = logging.getLogger("invar")
 
+CLOSED = "the model has been closed; load it again to go on"
 NO_FAULTS = np.zeros(0, np.int32)
 
 
@@ -74,6 +76,7 @@ class CpuRunner:
             weights=pack_weights(sizes.lowered.weights, source, threads, isa),
             arena=_native.Memory(sizes.slab_count * sizes.slabs.slab_bytes),
         )
+        self._weights: _native.Memory | None = memory.weights
         self._eager = EagerPlan(sizes.lowered, graph, max_tokens_per_step) if eager else None
         first_fault = self._eager.first_fault if self._eager else NO_FAULTS
         self._open: _native.Plan | None = emit(
@@ -98,12 +101,13 @@ class CpuRunner:
             kv_fingerprint=kv,
             memory=sizes.rows,
             plan=sizes.line,
+            work=model_work(sizes.lowered, tuple(graph.groups)),
         )
 
     @property
     def _plan(self) -> _native.Plan:
         if self._open is None:
-            raise RuntimeError("the model has been closed; load it again to go on")
+            raise RuntimeError(CLOSED)
         return self._open
 
     @property
@@ -132,6 +136,14 @@ class CpuRunner:
         if self._eager:
             result = replace(result, faults=self._eager.faults(batch))
         return FinishedTicket(result)
+
+    def machine_limit(self, name: str, seconds: float) -> float:
+        threads = self.plan_sizes.shape.threads
+        if name != "read":
+            return machine_peak(name, threads, seconds)
+        if self._weights is None:
+            raise RuntimeError(CLOSED)
+        return _native.read_rate_gbs(self._weights, threads, seconds) * 1e9
 
     def clear_pages(self, group: int, page_ids: np.ndarray) -> None:
         self._plan.clear_pages(group, np.ascontiguousarray(page_ids, dtype=np.int32))
@@ -172,7 +184,7 @@ class CpuRunner:
         if self._open is not None and self._eager:
             for line in time_lines(self.operation_times()):
                 logger.info(line)
-        self._open = None
+        self._open = self._weights = None
 
 
 def empty_result(batch: Batch) -> StepResult:

@@ -1,0 +1,185 @@
+"""Names, restarts of the engine, bounds, and several HTTP processes as one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from invar.observe import catalogue
+from invar.observe.catalogue import METRICS
+from invar.observe.metrics import MAX_NAMES, Metrics
+
+# Bounds that queries of dashboards may name (vLLM 0.33, `vllm/v1/metrics/loggers.py`).
+VLLM_BOUNDS = {
+    "vllm:inter_token_latency_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 80.0),
+    "vllm:time_to_first_token_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 2560.0),
+    "vllm:e2e_request_latency_seconds": (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 7680.0),
+    "vllm:iteration_tokens_total": (1.0, 8.0, 16.0, 32.0, 64.0, 16384.0),
+    "vllm:request_params_n": (1.0, 2.0, 5.0, 10.0, 20.0),
+}
+# name → labels, of what vLLM's dashboards, its example alerts and routers ask for.
+VLLM_LABELS = {
+    "vllm:num_requests_waiting_by_reason": {"model_name", "engine", "reason"},
+    "vllm:engine_sleep_state": {"model_name", "engine", "sleep_state"},
+    "vllm:kv_cache_usage_perc": {"model_name", "engine"},
+    "vllm:gpu_cache_usage_perc": {"model_name", "engine"},
+    "vllm:request_success_total": {"model_name", "engine", "finished_reason"},
+    "vllm:prompt_tokens_by_source_total": {"model_name", "engine", "source"},
+    "vllm:estimated_flops_per_gpu_total": {"model_name", "engine"},
+    "vllm:request_max_num_generation_tokens_sum": {"model_name", "engine"},
+    "vllm:time_per_output_token_seconds_bucket": {"model_name", "engine", "le"},
+}
+STEP = {"started": 5.0, "running": 2.0, "waiting": 1.0, "preemptions": 3.0, "decode_rows": 10.0}
+
+
+def samples(text: bytes | str) -> dict[str, float]:
+    lines = (text.decode() if isinstance(text, bytes) else text).splitlines()
+    return {
+        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
+        for line in lines
+        if line and not line.startswith("#")
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    """Of the one series with these labels."""
+    (found,) = [
+        number
+        for series, number in samples(metrics.render()).items()
+        if series.partition("{")[0] == name
+        and all(f'{label}="{text}"' in series for label, text in labels.items())
+    ]
+    return found
+
+
+def test_all_names_are_there_from_the_start() -> None:
+    text = Metrics("m").render().decode()
+    types = {line.split()[2]: line.split()[3] for line in text.splitlines() if "# TYPE" in line}
+    for spec in METRICS:
+        assert types[spec.sample] == spec.kind.prometheus
+        assert spec.alias is None or spec.alias in types
+        assert spec.text.endswith(".")
+    assert len({spec.sample for spec in METRICS}) == len(METRICS)
+    assert "process_start_time_seconds" in types
+
+
+def test_names_labels_and_bounds_of_vllm() -> None:
+    found = samples(Metrics("m").render())
+    for name, labels in VLLM_LABELS.items():
+        series = next(one for one in found if one.startswith(name + "{"))
+        assert {part.split("=")[0] for part in series.split("{")[1].split(",")} == labels
+    for spec in METRICS:
+        assert set(VLLM_BOUNDS.get(spec.name, ())) <= set(spec.buckets)
+        assert list(spec.buckets) == sorted(set(spec.buckets))
+    # 600 tokens a second are told from 300, and 300 from 200.
+    gaps = catalogue.TOKEN_GAP_BUCKETS
+    assert all(any(low < bound < high for bound in gaps) for low, high in ((1 / 600, 1 / 300),))
+
+
+def test_totals_go_on_over_a_restart_of_the_engine() -> None:
+    metrics = Metrics("m")
+    metrics.observe_step(STEP, 2)
+    assert value(metrics, "vllm:num_preemptions_total") == 3
+    seen = []
+    # The new engine counts from 0; soon it has counted as far as the old one, and further.
+    for count in (0.0, 2.0, 3.0, 7.0):
+        metrics.observe_step(STEP | {"started": 6.0, "preemptions": count, "running": 1.0}, 0)
+        seen.append(value(metrics, "vllm:num_preemptions_total"))
+    assert seen == [3, 5, 6, 10]
+    assert value(metrics, "invar:engine_starts_total") == 2
+    assert value(metrics, "vllm:num_requests_running") == 1
+    metrics.observe_step({}, 4)  # nothing new
+    assert value(metrics, "vllm:num_requests_running") == 1
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 2
+
+
+def test_names_that_clients_make_up_are_bounded() -> None:
+    metrics = Metrics("m")
+    for number in range(3 * MAX_NAMES):
+        metrics.count_unknown_field(f"field{number}")
+    series = [name for name in samples(metrics.render()) if "unknown_request_fields" in name]
+    assert len(series) == MAX_NAMES + 1
+    assert value(metrics, "invar:unknown_request_fields_total", field="other") == 2 * MAX_NAMES
+
+
+PROCESS = """
+import sys
+from invar.observe.metrics import Metrics
+metrics = Metrics("m")
+for line in sys.stdin:
+    if line == "render\\n":
+        sys.stdout.write(metrics.render().decode() + "# END\\n")
+    else:
+        exec(line)
+        sys.stdout.write("# END\\n")
+    sys.stdout.flush()
+"""
+
+
+class Process:
+    def __init__(self, folder: Path) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", PROCESS],
+            env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, line: str) -> dict[str, float]:
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self.child.stdin.write(line + "\n")
+        self.child.stdin.flush()
+        text = ""
+        while not text.endswith("# END\n"):
+            text += (read := self.child.stdout.readline())
+            assert read, "the process has ended"
+        return samples(text)
+
+    def kill(self) -> None:
+        self.child.send_signal(signal.SIGKILL)
+        self.child.communicate()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> list[Process]:
+    return [Process(tmp_path) for _ in range(2)]
+
+
+def test_any_process_answers_for_all(processes: list[Process], tmp_path: Path) -> None:
+    first, second = processes
+    model = 'engine="0",model_name="m"'
+    step = f"metrics.observe_step({STEP}, 3)"
+    first.run(step)  # both hear of the same engine
+    second.run(step)
+    for process in processes:
+        process.run("metrics.observe_tokens(5); metrics.observe_gap(0.002, 4)")
+    expected = {
+        f"vllm:generation_tokens_total{{{model}}}": 10,
+        'vllm:inter_token_latency_seconds_bucket{engine="0",le="0.002",model_name="m"}': 8,
+        f"vllm:time_per_output_token_seconds_count{{{model}}}": 8,
+        f"vllm:num_preemptions_total{{{model}}}": 3,
+        f"vllm:num_requests_running{{{model}}}": 2,
+        f"invar:engine_starts_total{{{model}}}": 1,
+    }
+    for process in processes:
+        found = process.run("render")
+        assert {name: found.get(name) for name in expected} == expected
+    # One dies with no chance to say a word, and the engine starts anew; another takes its place.
+    first.kill()
+    third = Process(tmp_path)
+    again = STEP | {"started": 6.0, "preemptions": 1.0, "running": 1.0}
+    third.run(f"metrics.observe_tokens(1); metrics.observe_step({again}, 1)")
+    for process in (second, third):
+        found = process.run("render")
+        assert found[f"vllm:generation_tokens_total{{{model}}}"] == 11
+        assert found[f"vllm:num_preemptions_total{{{model}}}"] == 4
+        assert found[f"vllm:num_requests_running{{{model}}}"] == 1
+        assert found[f"invar:engine_starts_total{{{model}}}"] == 2
+        process.kill()
