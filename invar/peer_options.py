@@ -222,7 +222,6 @@ ABSENT: Reasons = {
         (None, "raw_logprobs"),
         "log-probabilities are the model's own, before temperature and filters",
     ),
-    "max_num_queued_reqs": ((None,), "a limit of the queue is not built yet"),
     "nnodes": ((None, 1), "it needs more than one machine"),
     "node_rank": ((None, 0), "it needs more than one machine"),
     "otlp_traces_endpoint": ((None,), "traces are not built yet"),

@@ -23,6 +23,12 @@ from invar.api.frame import REQUEST_ID, RequestFrame
 from invar.api.messages import count_tokens, create_message
 from invar.api.server import Server
 
+RATE_HEADERS = [
+    f"x-ratelimit-{what}-{kind}"
+    for what in ("limit", "remaining", "reset")
+    for kind in ("requests", "tokens")
+]
+
 Handler = Callable[[Server, Request], Awaitable[Response]]
 
 ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
@@ -67,7 +73,7 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
         allow_origins=list(allowed_origins),
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id"],
+        expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
     )
 
 

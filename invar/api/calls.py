@@ -10,9 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from invar.api.admission import Ticket
 from invar.api.errors import bad_request, deadline_exceeded, engine_dead
 from invar.api.fields import GenerationFields, StreamOptions
-from invar.api.frame import DEADLINE
+from invar.api.frame import API_KEY, DEADLINE, TICKET
+from invar.api.keys import ApiKey, model_not_allowed
 from invar.api.prompts import TokenIds
 from invar.api.server import Server
 from invar.api.usage import Usage
@@ -35,6 +37,7 @@ class Call:
     usage: Usage
     options: StreamOptions
     deadline: float | None  # when its client stops to wait, in monotonic seconds
+    ticket: Ticket
 
     def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """The outer object of a response or chunk."""
@@ -73,11 +76,19 @@ def start_call(
 ) -> Call:
     """Hands the choices to the engine.
 
-    Raises a 503 when there is none any more, and a 504 if the client does not wait any more.
+    Raises a 503 when there is none any more or too much waits, a 504 if the client does not wait
+    any more, a 403 or 429 for what its key does not allow.
     """
+    key: ApiKey | None = request.scope[API_KEY]
+    if key is not None and not key.allows([fields.model] if fields.model else server.model.names):
+        raise model_not_allowed(key)
     deadline = request.scope[DEADLINE]
     if deadline is not None and time.monotonic() >= deadline:
         raise deadline_exceeded()
+    prompt_tokens = sum(map(len, prompts))
+    max_tokens = sum(choice.request.max_tokens for choice in choices)
+    ticket = server.admission.admit(key, prompt_tokens, max_tokens)
+    request.scope[TICKET] = ticket  # the frame closes it
     try:
         generation = server.engine.submit(choices)
     except EngineDeadError as error:
@@ -91,9 +102,10 @@ def start_call(
         created=int(server.clock()),
         prompts=prompts,
         n=n,
-        usage=Usage(sum(map(len, prompts)), n),
+        usage=Usage(prompt_tokens, n),
         options=fields.stream_options or StreamOptions(),
         deadline=deadline,
+        ticket=ticket,
     )
 
 

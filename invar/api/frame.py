@@ -7,7 +7,6 @@ Not Starlette's BaseHTTPMiddleware, behind which a handler never hears that its 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import re
 import time
@@ -16,6 +15,7 @@ import uuid
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from invar.api.errors import ApiError, bad_request, internal, shutting_down
+from invar.api.keys import ApiKey, unauthorized
 from invar.api.server import Server
 from invar.observe.logs import log_access
 
@@ -24,19 +24,20 @@ logger = logging.getLogger("invar.api")
 # What a caller may choose as id: it goes into a header and into logs.
 CALLER_ID = re.compile(rb"[!-~]{1,128}")
 REQUEST_ID = "invar.request_id"  # in the scope
-API_KEY = "invar.api_key"  # in the scope: which of the keys was sent, counted from 0
+API_KEY = "invar.api_key"  # in the scope: the caller's ApiKey, or None
+TICKET = "invar.ticket"  # in the scope: what a call holds, once it is admitted
 DEADLINE = "invar.deadline"  # in the scope: monotonic seconds, or None
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 # Answered without a key, and also by a server that is shutting down.
-OPEN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
+METRICS = "/metrics"
 
 
 class RequestFrame:
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
         self._server = server
-        self._api_keys = tuple(key.encode() for key in server.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,6 +47,7 @@ class RequestFrame:
         request_id = caller_id(headers) or uuid.uuid4().hex.encode()
         scope[REQUEST_ID] = request_id.decode()
         began, status, path = time.monotonic(), 0, scope["path"]
+        key: ApiKey | None = None
 
         async def refuse(error: ApiError) -> None:
             await send_error(error, scope, send_with_id)
@@ -58,16 +60,25 @@ class RequestFrame:
             # OpenAI's name and Anthropic's: each client reports the one it knows.
             names = (b"x-request-id", b"request-id")
             headers = [*message.get("headers", ()), *((name, request_id) for name in names)]
+            if key is not None:
+                left = key.headers(self._server.keys.clock())
+                headers += [(name.encode(), value.encode()) for name, value in left.items()]
             await send({**message, "headers": headers})
             status = message["status"]
 
         try:
-            if self._server.draining and path not in OPEN_PATHS:
+            if self._server.draining and path not in OPEN_PATHS and path != METRICS:
                 raise shutting_down()
-            if not self._is_allowed(scope, headers):
-                raise unauthorized()
+            key = scope[API_KEY] = self._key_of(scope, headers)
             scope[DEADLINE] = deadline(headers, began)
-            await self._app(scope, receive, send_with_id)
+            if key is None or scope["method"] != "POST":
+                await self._app(scope, receive, send_with_id)
+                return
+            key.begin(self._server.keys.clock())
+            try:
+                await self._app(scope, receive, send_with_id)
+            finally:
+                key.end(time.monotonic() - began)
         except ApiError as error:
             await refuse(error)
         except asyncio.CancelledError:
@@ -80,6 +91,8 @@ class RequestFrame:
             if not status:
                 await refuse(internal(request_id.decode()))
         finally:
+            if TICKET in scope:
+                scope[TICKET].close()
             client = scope.get("client") or ("-", 0)
             raw_path = scope.get("raw_path") or path.encode("ascii", "backslashreplace")
             log_access(
@@ -91,17 +104,16 @@ class RequestFrame:
                 request_id.decode(),
             )
 
-    def _is_allowed(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        if not self._api_keys or scope["method"] == "OPTIONS" or scope["path"] in OPEN_PATHS:
-            return True
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() != b"bearer":
-            key = headers.get(b"x-api-key") or headers.get(b"api-key") or b""
-        # All keys are compared, so that the time taken says nothing.
-        equal = [hmac.compare_digest(key, known) for known in self._api_keys]
-        if True in equal:
-            scope[API_KEY] = equal.index(True)
-        return True in equal
+    def _key_of(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiKey | None:
+        """The key of the caller; None where none is asked for. Raises a 401."""
+        keys, path = self._server.keys, scope["path"]
+        is_open = path in OPEN_PATHS or (path == METRICS and self._server.open_metrics)
+        if not keys or scope["method"] == "OPTIONS" or is_open:
+            return None
+        key = keys.find(headers)
+        if key is None:
+            raise unauthorized()
+        return key
 
 
 def caller_id(headers: dict[bytes, bytes]) -> bytes | None:
@@ -119,16 +131,6 @@ def deadline(headers: dict[bytes, bytes], began: float) -> float | None:
         name = TIMEOUT_HEADER.decode()
         raise bad_request(f"{name} must be whole milliseconds, 1 to {MAX_TIMEOUT_MS}.", name)
     return began + milliseconds / 1000
-
-
-def unauthorized() -> ApiError:
-    return ApiError(
-        401,
-        "Send the server's API key as Authorization: Bearer KEY.",
-        type="authentication_error",
-        code="invalid_api_key",
-        headers={"www-authenticate": "Bearer"},
-    )
 
 
 async def send_error(error: ApiError, scope: Scope, send: Send) -> None:

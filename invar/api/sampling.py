@@ -100,8 +100,8 @@ def check_scheduling(server: Server, fields: GenerationFields) -> None:
 def tenant_of(server: Server, request: Request, fields: GenerationFields) -> str | None:
     """Whose share of a fair engine a request uses: that of its API key; where all send the same
     key or none, that of the `user` it names."""
-    if len(set(server.api_keys)) > 1:
-        return f"key {request.scope[API_KEY]}"
+    if len(server.keys) > 1:
+        return f"key {request.scope[API_KEY].name}"
     return fields.user
 
 

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from invar.api.admission import Admission
 from invar.api.body import FieldCounts
 from invar.api.errors import ApiError
+from invar.api.keys import KeyRing
 from invar.api.limits import Limits
 from invar.engine.door import Door
 from invar.observe.metrics import Metrics
@@ -59,12 +61,25 @@ class Server:
     limits: Limits = field(default_factory=Limits)
     strict_fields: bool = False
     takes_priorities: bool = False  # the scheduler looks at them
-    api_keys: tuple[str, ...] = ()
+    keys: KeyRing = field(default_factory=KeyRing)
+    max_running: int = 64  # engine requests that run together
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    open_metrics: bool = False  # /metrics needs no key
     draining: bool = False  # running requests are finished, no new one is taken
     clock: Callable[[], float] = time.time
     field_counts: FieldCounts = field(init=False)
     caps: Mapping[str, int] = field(init=False)  # items of a field
+    admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
         self.field_counts = FieldCounts(self.metrics, self.strict_fields)
+        self.admission = Admission(
+            self.engine,
+            self.metrics,
+            self.max_running,
+            self.max_queued_requests,
+            self.max_queued_tokens,
+            clock=lambda: self.keys.clock(),
+        )
         self.caps = self.limits.caps(self.model.vocab_size, self.model.max_model_len)

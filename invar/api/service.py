@@ -8,15 +8,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from invar.api.admission import queue_full
 from invar.api.chat import json_response
 from invar.api.errors import ApiError, engine_dead, not_ready, shutting_down
+from invar.api.frame import API_KEY
+from invar.api.keys import ApiKey
 from invar.api.server import Server
 from invar.observe.build import version_text
 from invar.serving.async_engine import EngineDeadError
 
 
 async def list_models(server: Server, request: Request) -> Response:
-    data = [model_card(server, name) for name in server.model.names]
+    key: ApiKey | None = request.scope[API_KEY]
+    names = [name for name in server.model.names if key is None or key.allows([name])]
+    data = [model_card(server, name) for name in names]
     return json_response({"object": "list", "data": data})
 
 
@@ -54,11 +59,13 @@ async def health(server: Server, request: Request) -> Response:
 
 
 async def ready(server: Server, request: Request) -> Response:
-    """Takes new requests: the engine is loaded and the server is not shutting down."""
+    """Takes new requests: the engine is loaded, the queue has room, nothing is shutting down."""
     if server.draining:
         raise shutting_down()
     if server.engine.status != "ready":
         raise not_ready(server.engine.status)
+    if server.admission.is_full:
+        raise queue_full(1)
     return json_response({"status": "ready"})
 
 

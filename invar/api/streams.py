@@ -136,6 +136,7 @@ class EventStream(Response):
             if error is not None:
                 await self._fail(error, [without_end(delta) for delta in deltas])
                 return
+            self._call.ticket.take(deltas)
             data = await beside_loop(items(deltas), partial(self._written, deltas))
             if data:
                 await self._write(data)
@@ -242,6 +243,7 @@ async def collect(call: Call, choices: int, receive: Receive) -> list[ChoiceDelt
             error = first_error(deltas)
             if error is not None:
                 raise error
+            call.ticket.take(deltas)
             for delta in deltas:
                 answers[delta.index].extend(delta)
     if watch.expired:

@@ -138,7 +138,6 @@ VLLM: tuple[Rule, ...] = (
     inert("there are no such pages", "--enable-offline-docs", takes=Takes.NOTHING),
     inert("either form of content is read", "--chat-template-content-format", neutral=("auto",)),
     inert("system_fingerprint is of engine and model", "--fingerprint-mode"),
-    inert("streams carry answers only", "--sse-keep-alive-interval", neutral=("0",)),
     inert("requests are read by httptools", "--h11-max-incomplete-event-size"),
     inert("requests are read by httptools", "--h11-max-header-count"),
     refused("answers are the assistant's", "--response-role", neutral=("assistant",)),
@@ -189,7 +188,8 @@ SGLANG: tuple[Rule, ...] = (
     inert(SPECULATION, "--speculative-num-draft-tokens"),
     refused(ADAPTERS, "--lora-paths"),
     refused(POOLING, "--is-embedding", takes=Takes.NOTHING),
-    refused(LATER, "--admin-api-key", "--max-queued-requests"),
+    means("--max-num-queued-reqs", "--max-queued-requests", commands=SERVE),
+    refused(LATER, "--admin-api-key"),
     refused(LATER, "--disaggregation-mode"),
     refused("it needs more than one machine", "--dist-init-addr"),
 )

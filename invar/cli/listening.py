@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import logging
 import os
 import signal
@@ -67,6 +68,11 @@ def listen(host: str, port: int) -> socket.socket:
             ) from None
         raise ValueError(f"cannot listen on {host}:{port}: {error}") from None
     return listener
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    host = listener.getsockname()[0]
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def announce(

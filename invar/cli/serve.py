@@ -4,23 +4,57 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
+import os
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from invar.cli.engine_options import engine_config, load, or_default
-from invar.cli.parser import CommandParser, add_engine_options, byte_size, port_number, whole
+from invar.cli.parser import (
+    CommandParser,
+    add_engine_options,
+    byte_size,
+    count,
+    decimal,
+    port_number,
+    whole,
+)
 from invar.observe.logs import set_up_logging
 from invar.weights.model_cache import cache_root
 
 if TYPE_CHECKING:
+    from invar.api.keys import KeyRing
     from invar.api.server import Server
     from invar.engine.loader import LoadedModel
     from invar.serving.messages import EnginePort
 
+logger = logging.getLogger("invar.api")
+
 DESCRIPTION = "Serves a model over HTTP with OpenAI's API. The flags of vLLM and SGLang work too."
+
+KEY_VARIABLES = ("INVAR_API_KEY", "VLLM_API_KEY")  # of the environment; the first that is set
+OPEN_DOOR = (
+    "listening beyond this machine without an API key: whoever reaches the port can use the model "
+    "(--api-key or --api-key-file asks for one)"
+)
 
 # What a browser sends as Origin: a scheme, a host and perhaps a port, and no path.
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """What the HTTP side is started with."""
+
+    keys: KeyRing
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    keep_alive_s: float = 15.0
+    stall_timeout_s: float = 60.0
+    strict_fields: bool = False
+    open_metrics: bool = False
 
 
 def parser() -> CommandParser:
@@ -41,6 +75,21 @@ def parser() -> CommandParser:
     parser.value("--kv-store-size", type=byte_size, help="most of it, as 4GiB")
     parser.flag("--kv-store-salted", help="also prefixes of requests with a cache_salt")
     parser.value("--api-key", action="append", metavar="KEY", help="clients send it; repeatable")
+    parser.value(
+        "--api-key-file", metavar="FILE", help="a key a line, or .yaml or .json with limits"
+    )
+    parser.flag("--open-metrics", help="/metrics without a key")
+    parser.value("--max-num-queued-reqs", type=whole, help="more that wait are turned away")
+    parser.value("--max-num-queued-tokens", type=count, help="of prompts that wait")
+    parser.value(
+        "--sse-keep-alive-interval", type=decimal, default=15.0, help="seconds; 0: no comments"
+    )
+    parser.value(
+        "--stream-stall-timeout",
+        type=decimal,
+        default=60.0,
+        help="seconds until a stream that nobody reads is cancelled",
+    )
     parser.value("--allowed-origins", default="*", help="for browsers: *, or a JSON list")
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
     parser.value("--shutdown-timeout", type=whole, default=10, help="seconds for running requests")
@@ -65,18 +114,21 @@ def execute(args: argparse.Namespace) -> int:
         kv_store_salted=args.kv_store_salted,
         paces_prompts=True,
     )
-    from invar.cli.listening import announce, end_on_signal, listen, run_server
+    from invar.cli.listening import announce, end_on_signal, is_loopback, listen, run_server
 
     # Before the model is read, so that a port in use is said at once.
+    http = http_options(args)
     listener = listen(args.host, args.port)
+    if not http.keys and not is_loopback(listener):
+        logger.warning("%s", OPEN_DOOR)
     end_on_signal()
     loaded = load(config)
     from invar.api.app import create_app
     from invar.serving.worker import EngineThread
 
     port = EngineThread(loaded.engine)
-    server = http_server(loaded, port, args.strict_fields, tuple(args.api_key or ()))
-    announce(loaded, server.model.names, listener, needs_key=bool(args.api_key))
+    server = http_server(loaded, port, http)
+    announce(loaded, server.model.names, listener, needs_key=bool(http.keys))
     run_server(
         create_app(server, allowed_origins=allowed_origins),
         listener,
@@ -96,9 +148,34 @@ def store_folder(given: str | None) -> str | None:
     return str(cache_root() / "kv") if given is None else given
 
 
-def http_server(
-    loaded: LoadedModel, port: EnginePort, strict_fields: bool, api_keys: tuple[str, ...]
-) -> Server:
+def http_options(args: argparse.Namespace) -> HttpOptions:
+    """Raises ValueError for one that is wrong."""
+    from invar.api.keys import key_ring
+
+    given = args.api_key
+    if given is None and args.api_key_file is None:
+        given = [os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)][:1]
+    for flag, value in (
+        ("--sse-keep-alive-interval", args.sse_keep_alive_interval),
+        ("--max-num-queued-reqs", args.max_num_queued_reqs),
+        ("--max-num-queued-tokens", args.max_num_queued_tokens),
+    ):
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{flag}: {value} is not 0 or more")
+    if not 0 < args.stream_stall_timeout < math.inf:
+        raise ValueError(f"--stream-stall-timeout: {args.stream_stall_timeout} is not more than 0")
+    return HttpOptions(
+        key_ring(given or (), args.api_key_file),
+        max_queued_requests=args.max_num_queued_reqs,
+        max_queued_tokens=args.max_num_queued_tokens,
+        keep_alive_s=args.sse_keep_alive_interval,
+        stall_timeout_s=args.stream_stall_timeout,
+        strict_fields=args.strict_fields,
+        open_metrics=args.open_metrics,
+    )
+
+
+def http_server(loaded: LoadedModel, port: EnginePort, http: HttpOptions) -> Server:
     """The state of the HTTP side around a loaded model."""
     from invar.api.limits import Limits
     from invar.api.server import ServedModel, Server
@@ -118,10 +195,18 @@ def http_server(
         ),
         AsyncEngine(port, metrics),
         metrics,
-        limits=Limits(logprobs=loaded.config.max_logprobs),
-        strict_fields=strict_fields,
+        limits=Limits(
+            logprobs=loaded.config.max_logprobs,
+            keep_alive_s=http.keep_alive_s,
+            stall_timeout_s=http.stall_timeout_s,
+        ),
+        strict_fields=http.strict_fields,
         takes_priorities=loaded.config.scheduling_policy == "priority",
-        api_keys=api_keys,
+        keys=http.keys,
+        max_running=loaded.config.max_num_seqs,
+        max_queued_requests=http.max_queued_requests,
+        max_queued_tokens=http.max_queued_tokens,
+        open_metrics=http.open_metrics,
     )
 
 

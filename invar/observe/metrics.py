@@ -158,6 +158,10 @@ class Metrics:
 
     # ------------------------------------------------------------ HTTP
 
+    def count_rejection(self, reason: str) -> None:
+        """A cap of the queue was reached: max_num_queued_reqs or max_num_queued_tokens."""
+        self._child("vllm:admission_rejections", reason).inc()
+
     def count_unknown_field(self, name: str) -> None:
         self._child("invar:unknown_request_fields", self._bounded("field", name)).inc()
 

@@ -112,6 +112,7 @@ class AsyncEngine:
         self._counter = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.fatal: str | None = None
+        self.waiting = 0  # requests in the engine's queue, as of its last step
 
     @property
     def status(self) -> EngineStatus:
@@ -179,6 +180,7 @@ class AsyncEngine:
                 raise
 
     def _deliver(self, report: StepReport) -> None:
+        self.waiting = int(report.stats.get("waiting", 0))
         self._metrics.observe_step(report.stats, sum(len(o.token_ids) for o in report.outputs))
         for request_id, reason in report.refused.items():
             self._refuse(request_id, reason)

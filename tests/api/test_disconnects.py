@@ -16,11 +16,13 @@ from invar.engine.request import EngineRequest
 from .scripted import RunningServer, Step, endless, running, token
 
 
-def open_request(server: RunningServer, path: str, body: dict[str, Any]) -> socket.socket:
+def open_request(
+    server: RunningServer, path: str, body: dict[str, Any], headers: str = ""
+) -> socket.socket:
     data = json.dumps(body).encode()
     connection = socket.create_connection(server.address)
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    connection.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+    connection.sendall(f"{head}{headers}content-length: {len(data)}\r\n\r\n".encode() + data)
     return connection
 
 

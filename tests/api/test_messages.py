@@ -11,6 +11,8 @@ import anthropic
 import httpx
 import pytest
 
+from invar.api.keys import key_ring
+
 from .scripted import RunningServer, endless, failing, running, says, token
 
 HI: Any = [{"role": "user", "content": "Hi"}]
@@ -298,7 +300,7 @@ def test_types_of_errors(hello: RunningServer) -> None:
     assert error_of(hello.http.post("/v1/messages/x"), 404)["type"] == "not_found_error"
     large = hello.http.post("/v1/messages", content=b" " * (33 << 20))
     assert error_of(large, 413)["type"] == "request_too_large"
-    with running(says("Hello"), api_keys=("secret",)) as server:
+    with running(says("Hello"), keys=key_ring(["secret"], None)) as server:
         assert error_of(send(server), 401)["type"] == "authentication_error"
         server.http.headers["x-api-key"] = "secret"
         assert send(server).status_code == 200

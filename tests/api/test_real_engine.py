@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from invar.cli.serve import http_server
+from invar.api.keys import KeyRing
+from invar.cli.serve import HttpOptions, http_server
 from invar.config import EngineConfig
 from invar.engine.loader import LoadedModel, load_engine
 from invar.serving.worker import EngineThread
@@ -47,10 +48,10 @@ class RealServer:
 
 
 @contextmanager
-def real_server(config: EngineConfig) -> Iterator[RealServer]:
+def real_server(config: EngineConfig, **options: Any) -> Iterator[RealServer]:
     loaded = load_engine(config)
     port = EngineThread(loaded.engine)
-    server = http_server(loaded, port, False, ())
+    server = http_server(loaded, port, HttpOptions(KeyRing(), **options))
     with listening(server) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield RealServer(http, loaded)
     loaded.close()

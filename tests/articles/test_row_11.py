@@ -19,6 +19,7 @@ def test_serves_with_llama_servers_flags() -> None:
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["message"]["content"]
         assert "8192 tokens a request, 4 requests together" in server.printed()
+        assert "without an API key" in server.printed()
         # -c is not shared between the four: 4 x 8192 tokens of 22.5 KiB each, and little more.
         size = re.search(r"KV cache +([\d.]+) MiB", server.printed())
         assert size is not None
