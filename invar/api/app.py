@@ -20,7 +20,14 @@ from invar.api.chat import chat_completions
 from invar.api.completions import completions
 from invar.api.errors import ApiError
 from invar.api.frame import REQUEST_ID, RequestFrame
+from invar.api.kept_responses import (
+    cancel_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
 from invar.api.messages import count_tokens, create_message
+from invar.api.responses import count_input_tokens, create_response
 from invar.api.server import Server
 
 RATE_HEADERS = [
@@ -36,6 +43,12 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/completions", ("POST",), completions),
     ("/v1/messages", ("POST",), create_message),
     ("/v1/messages/count_tokens", ("POST",), count_tokens),
+    ("/v1/responses", ("POST",), create_response),
+    ("/v1/responses/input_tokens", ("POST",), count_input_tokens),
+    ("/v1/responses/{id}", ("GET",), get_response),
+    ("/v1/responses/{id}", ("DELETE",), delete_response),
+    ("/v1/responses/{id}/cancel", ("POST",), cancel_response),
+    ("/v1/responses/{id}/input_items", ("GET",), list_input_items),
     ("/v1/models", ("GET",), service.list_models),
     ("/v1/models/{model:path}", ("GET",), service.one_model),
     ("/tokenize", ("POST",), tokens.tokenize),
@@ -60,6 +73,8 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
         await server.engine.start()
         yield
         await server.engine.close()
+        if server.responses is not None:
+            await server.responses.close()
 
     app = FastAPI(title="Invar", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for path, methods, handler in ROUTES:

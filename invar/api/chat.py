@@ -18,7 +18,7 @@ from invar.api.limits import check_n
 from invar.api.logprobs import chat_logprobs, prompt_logprobs
 from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import EventStream, collect, items
+from invar.api.streams import EventStream, Frames, collect, items
 from invar.api.threads import beside_loop
 from invar.serving.choice import ChoiceDelta
 
@@ -93,10 +93,8 @@ def complete(call: Call, answers: Sequence[ChoiceDelta], fields: ChatFields) -> 
     return response
 
 
-class ChatFrames:
+class ChatFrames(Frames):
     """Chunks in OpenAI's order: role, content, finish, each choice on its own; then usage."""
-
-    ends_with_done = True
 
     def __init__(self, call: Call, with_logprobs: bool) -> None:
         self._call = call

@@ -29,7 +29,7 @@ from invar.api.sampling import (
     wanted_tokens,
 )
 from invar.api.server import Server
-from invar.api.streams import EventStream, collect, items
+from invar.api.streams import EventStream, Frames, collect, items
 from invar.api.threads import beside_loop
 from invar.engine.door import ResolvedParams
 from invar.engine.request import TokenLogprobs
@@ -95,10 +95,8 @@ def all_choices(
     return choices
 
 
-class CompletionWriter:
+class CompletionWriter(Frames):
     """Responses and chunks; with echo the prompt stands before the text of every choice."""
-
-    ends_with_done = True
 
     def __init__(self, call: Call, fields: CompletionFields, echoes: list[Echo]) -> None:
         self._call = call

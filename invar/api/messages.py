@@ -16,7 +16,7 @@ from invar.api.messages_input import CountFields, MessagesFields, chat_fields, p
 from invar.api.prompts import chat_prompt
 from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import EventStream, collect, events, items
+from invar.api.streams import EventStream, Frames, collect, events, items
 from invar.api.threads import beside_loop
 from invar.engine.request import FinishReason
 from invar.serving.choice import ChoiceDelta
@@ -56,7 +56,7 @@ async def count_tokens(server: Server, request: Request) -> Response:
     return json_response({"input_tokens": len(prompt)})
 
 
-class MessageWriter:
+class MessageWriter(Frames):
     """The message, whole or as events. There is always one block of text, if only an empty one."""
 
     ends_with_done = False

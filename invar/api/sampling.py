@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -103,6 +104,12 @@ def tenant_of(server: Server, request: Request, fields: GenerationFields) -> str
     if len(server.keys) > 1:
         return f"key {request.scope[API_KEY].name}"
     return fields.user
+
+
+def owner_of(request: Request) -> str:
+    """Who may read what a request leaves behind: those who send the same key."""
+    key = request.scope[API_KEY]
+    return "" if key is None else hashlib.sha256(key.digest).hexdigest()
 
 
 def choice_requests(

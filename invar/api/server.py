@@ -11,6 +11,7 @@ from invar.api.body import FieldCounts
 from invar.api.errors import ApiError
 from invar.api.keys import KeyRing
 from invar.api.limits import Limits
+from invar.api.response_store import KeptResponses
 from invar.engine.door import Door
 from invar.observe.metrics import Metrics
 from invar.serving.async_engine import AsyncEngine
@@ -66,6 +67,7 @@ class Server:
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     open_metrics: bool = False  # /metrics needs no key
+    responses: KeptResponses | None = None  # those of /v1/responses that are kept
     draining: bool = False  # running requests are finished, no new one is taken
     clock: Callable[[], float] = time.time
     field_counts: FieldCounts = field(init=False)

@@ -6,10 +6,11 @@ import asyncio
 import dataclasses
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -82,17 +83,23 @@ class Watch:
             self._call.generation.cancel()
 
 
-class Frames(Protocol):
+class Frames(ABC):
     """A dialect's way to write a stream; each frame is one JSON object.
 
     Where a frame has a ``type``, its event is named so.
     """
 
-    ends_with_done: bool  # OpenAI's older routes end a stream that is complete with [DONE]
+    ends_with_done = True  # OpenAI's older routes end a stream that is complete with [DONE]
 
+    @abstractmethod
     def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]: ...
 
+    @abstractmethod
     async def closing(self) -> list[dict[str, Any]]: ...
+
+    def failed(self, error: ApiError) -> list[dict[str, Any]]:
+        """In place of the error's own event, where the dialect has another for it."""
+        return []
 
 
 class EventStream(Response):
@@ -155,7 +162,8 @@ class EventStream(Response):
         await self._write(self._written(deltas) + self._error_event(error), more=False)
 
     def _error_event(self, error: ApiError) -> bytes:
-        return error.event(self._scope["path"], self._scope.get(REQUEST_ID, ""))
+        own = events(self._frames.failed(error))
+        return own or error.event(self._scope["path"], self._scope.get(REQUEST_ID, ""))
 
     def _written(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         return events(self._frames.deltas(deltas))

@@ -21,11 +21,13 @@ from invar.cli.parser import (
     port_number,
     whole,
 )
+from invar.cli.tables import size_text
 from invar.observe.logs import set_up_logging
 from invar.weights.model_cache import cache_root
 
 if TYPE_CHECKING:
     from invar.api.keys import KeyRing
+    from invar.api.response_store import KeptResponses
     from invar.api.server import Server
     from invar.engine.loader import LoadedModel
     from invar.serving.messages import EnginePort
@@ -74,6 +76,10 @@ def parser() -> CommandParser:
     )
     parser.value("--kv-store-size", type=byte_size, help="most of it, as 4GiB")
     parser.flag("--kv-store-salted", help="also prefixes of requests with a cache_salt")
+    parser.value(
+        "--response-store", metavar="DIR", help="where /v1/responses are kept; off: they are not"
+    )
+    parser.value("--response-store-size", type=byte_size, help="most of it, as 256MiB")
     parser.value("--api-key", action="append", metavar="KEY", help="clients send it; repeatable")
     parser.value(
         "--api-key-file", metavar="FILE", help="a key a line, or .yaml or .json with limits"
@@ -128,6 +134,7 @@ def execute(args: argparse.Namespace) -> int:
 
     port = EngineThread(loaded.engine)
     server = http_server(loaded, port, http)
+    server.responses = kept_responses(args.response_store, args.response_store_size)
     announce(loaded, server.model.names, listener, needs_key=bool(http.keys))
     run_server(
         create_app(server, allowed_origins=allowed_origins),
@@ -173,6 +180,31 @@ def http_options(args: argparse.Namespace) -> HttpOptions:
         strict_fields=args.strict_fields,
         open_metrics=args.open_metrics,
     )
+
+
+def kept_responses(folder: str | None, size: int | None) -> KeptResponses | None:
+    """The store of /v1/responses, announced, since it holds what users wrote.
+
+    A folder that was named must do; in the place of the usual one there may be none.
+    """
+    from invar.api.response_store import DEFAULT_BYTES, MAX_AGE_S, KeptResponses, ResponseStore
+
+    if folder == "off":
+        print("  Responses: none are kept")
+        return None
+    try:
+        chosen = str(cache_root() / "responses") if folder is None else folder
+        store = ResponseStore(chosen, DEFAULT_BYTES if size is None else size)
+    except ValueError as error:
+        if folder is not None:
+            raise
+        print(f"  Responses: none are kept: {error}")
+        return None
+    print(
+        f"  Responses: with store (OpenAI's default) kept in {chosen}, up to "
+        f"{size_text(store.max_bytes)}, for {MAX_AGE_S // 86400} days (--response-store off)"
+    )
+    return KeptResponses(store)
 
 
 def http_server(loaded: LoadedModel, port: EnginePort, http: HttpOptions) -> Server:

@@ -19,7 +19,6 @@ import fcntl
 import logging
 import os
 import re
-import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +26,13 @@ from pathlib import Path
 
 from invar.engine.page_file import Bytes, Page, PageFile, PageFileError, PageLayout
 from invar.engine.page_writer import Job, PageWriter
+from invar.private_folder import make_private
 
 logger = logging.getLogger("invar")
 
 FILES = 16  # that the store's size is cut into: what goes at once when room is needed
 BUILD = re.compile(r"[0-9a-f]{16}")
+OURS = re.compile(rf"{BUILD.pattern}|lock|\d+\.kv")
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class PageStore:
             raise ValueError(
                 f"{size:,} bytes hold no page of {layout.slot_bytes:,} bytes; give it more"
             )
-        make_private(folder)
-        make_private(self.folder)
+        for path in (folder, self.folder):
+            make_private(path, OURS, "a KV store")
         self.generation = 0
         self.pages_written = 0
         self.pages_read = 0
@@ -299,28 +300,6 @@ def unlink(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         logger.warning("KV store: a file cannot be removed: %s", error)
-
-
-def make_private(folder: Path) -> None:
-    """A folder that is this user's alone, mode 0700.
-
-    Raises OSError, and ValueError for one that is somebody else's, or open to others and holds
-    more than a store.
-    """
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise ValueError(f"{folder}: not a folder of this user")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        names = [path.name for path in folder.iterdir()]
-        if not all(BUILD.fullmatch(name) or re.fullmatch(r"lock|\d+\.kv", name) for name in names):
-            raise ValueError(
-                f"{folder}: others may look into it and it holds more than a KV store; give it a "
-                f"folder of its own"
-            )
-        folder.chmod(0o700)
 
 
 def lock_file(path: Path, *, make: bool = True) -> int | None:

@@ -53,10 +53,10 @@ class Serving:
 
 @contextmanager
 def serving(*words: str) -> Iterator[Serving]:
-    """`invar serve` on a free port until the end of the block, unless asked to with no KV store."""
-    port = [] if "--port" in words else ["--port", "0"]
-    store = [] if "--kv-store" in words else ["--kv-store", "off"]
-    with listening(*INVAR, "serve", *words, *port, *store) as server:
+    """`invar serve` until the end of the block: on a free port and keeping nothing by default."""
+    quiet = {"--port": "0", "--kv-store": "off", "--response-store": "off"}
+    added = [word for option in quiet.items() if option[0] not in words for word in option]
+    with listening(*INVAR, "serve", *words, *added) as server:
         yield server
 
 
