@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +20,7 @@ from invar.api.calls import client_left
 from invar.api.chat import chat_completions
 from invar.api.completions import completions
 from invar.api.errors import ApiError
-from invar.api.frame import REQUEST_ID, RequestFrame
+from invar.api.frame import RECORD, REQUEST_ID, RequestFrame
 from invar.api.kept_responses import (
     cancel_response,
     delete_response,
@@ -75,10 +76,11 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
         await server.engine.close()
         if server.responses is not None:
             await server.responses.close()
+        await asyncio.to_thread(server.close)
 
     app = FastAPI(title="Invar", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for path, methods, handler in ROUTES:
-        app.add_route(path, bound(handler, server), methods=list(methods))
+        app.add_route(path, bound(handler, server, path), methods=list(methods))
     # In place of Starlette's stack, whose outermost layer answers what nobody has caught in plain
     # text; here that is left to the frame.
     app.middleware_stack = ExceptionMiddleware(app.router, HANDLERS)
@@ -92,8 +94,9 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
     )
 
 
-def bound(handler: Handler, server: Server) -> Callable[[Request], Awaitable[Response]]:
+def bound(handler: Handler, server: Server, path: str) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
+        request.scope[RECORD].route = path
         return await handler(server, request)
 
     return endpoint
@@ -102,6 +105,7 @@ def bound(handler: Handler, server: Server) -> Callable[[Request], Awaitable[Res
 async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     body = error.body(request.url.path, request.scope[REQUEST_ID])
+    request.scope[RECORD].error = error.label
     return Response(body, error.status, media_type="application/json", headers=error.headers)
 
 

@@ -44,6 +44,11 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers or {}
 
+    @property
+    def label(self) -> str:
+        """Its code in metrics and logs; one of a few."""
+        return self.code or self.type
+
     def body(self, path: str = "", request_id: str = "") -> bytes:
         """The error as the dialect of ``path`` writes it, in a response or in a stream."""
         message = self.message.encode("utf-8", "replace").decode()

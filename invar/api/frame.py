@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from invar.api.errors import ApiError, bad_request, internal, shutting_down
 from invar.api.keys import ApiKey, unauthorized
 from invar.api.server import Server
-from invar.observe.logs import log_access
+from invar.observe.requests import RequestRecord, current_record
 
 logger = logging.getLogger("invar.api")
 
@@ -26,7 +26,9 @@ CALLER_ID = re.compile(rb"[!-~]{1,128}")
 REQUEST_ID = "invar.request_id"  # in the scope
 API_KEY = "invar.api_key"  # in the scope: the caller's ApiKey, or None
 TICKET = "invar.ticket"  # in the scope: what a call holds, once it is admitted
+RECORD = "invar.record"  # in the scope: what the access line, metrics and trace tell of it
 DEADLINE = "invar.deadline"  # in the scope: monotonic seconds, or None
+STREAM_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 # Answered without a key, and also by a server that is shutting down.
@@ -46,63 +48,68 @@ class RequestFrame:
         headers = dict(scope["headers"])
         request_id = caller_id(headers) or uuid.uuid4().hex.encode()
         scope[REQUEST_ID] = request_id.decode()
-        began, status, path = time.monotonic(), 0, scope["path"]
+        path = scope["path"]
+        record = scope[RECORD] = record_of(scope, request_id)
+        current_record.set(record)  # of this task
         key: ApiKey | None = None
+        complete = False
 
         async def refuse(error: ApiError) -> None:
             await send_error(error, scope, send_with_id)
 
+        async def receive_watched() -> Message:
+            message = await receive()
+            if message["type"] == "http.disconnect" and not complete:
+                record.left = True
+            return message
+
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal complete
             if message["type"] != "http.response.start":
+                complete = not message.get("more_body", False)
                 await send(message)
                 return
             # OpenAI's name and Anthropic's: each client reports the one it knows.
             names = (b"x-request-id", b"request-id")
+            record.stream = STREAM_TYPE in message.get("headers", ())
             headers = [*message.get("headers", ()), *((name, request_id) for name in names)]
             if key is not None:
                 left = key.headers(self._server.keys.clock())
                 headers += [(name.encode(), value.encode()) for name, value in left.items()]
             await send({**message, "headers": headers})
-            status = message["status"]
+            record.status = message["status"]
 
         try:
             if self._server.draining and path not in OPEN_PATHS and path != METRICS:
                 raise shutting_down()
             key = scope[API_KEY] = self._key_of(scope, headers)
-            scope[DEADLINE] = deadline(headers, began)
+            record.key = None if key is None else key.name
+            scope[DEADLINE] = deadline(headers, record.began)
             if key is None or scope["method"] != "POST":
-                await self._app(scope, receive, send_with_id)
+                await self._app(scope, receive_watched, send_with_id)
                 return
             key.begin(self._server.keys.clock())
             try:
-                await self._app(scope, receive, send_with_id)
+                await self._app(scope, receive_watched, send_with_id)
             finally:
-                key.end(time.monotonic() - began)
+                key.end(time.monotonic() - record.began)
         except ApiError as error:
             await refuse(error)
         except asyncio.CancelledError:
             # Only the end of the server cancels a request. A stream has said so itself.
-            if not status:
+            if not record.status:
                 await refuse(shutting_down())
         except Exception:
             # Not raised again: uvicorn would log it a second time. It closes what is incomplete.
             logger.exception("request %s failed", request_id.decode())
-            if not status:
+            if not record.status:
                 await refuse(internal(request_id.decode()))
         finally:
             if TICKET in scope:
                 scope[TICKET].close()
-            client = scope.get("client") or ("-", 0)
-            raw_path = scope.get("raw_path") or path.encode("ascii", "backslashreplace")
-            log_access(
-                f"{client[0]}:{client[1]}",
-                scope["method"],
-                raw_path.decode("ascii", "backslashreplace"),
-                status or 499,
-                time.monotonic() - began,
-                request_id.decode(),
-            )
+            record.status = record.status or 499
+            record.ended = time.monotonic()
+            self._server.observe(record)
 
     def _key_of(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiKey | None:
         """The key of the caller; None where none is asked for. Raises a 401."""
@@ -114,6 +121,17 @@ class RequestFrame:
         if key is None:
             raise unauthorized()
         return key
+
+
+def record_of(scope: Scope, request_id: bytes) -> RequestRecord:
+    client = scope.get("client") or ("-", 0)
+    path = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+    return RequestRecord(
+        id=request_id.decode(),
+        method=scope["method"],
+        path=path.decode("ascii", "backslashreplace"),
+        client=f"{client[0]}:{client[1]}",
+    )
 
 
 def caller_id(headers: dict[bytes, bytes]) -> bytes | None:
@@ -135,6 +153,7 @@ def deadline(headers: dict[bytes, bytes], began: float) -> float | None:
 
 async def send_error(error: ApiError, scope: Scope, send: Send) -> None:
     body = error.body(scope["path"], scope[REQUEST_ID])
+    scope[RECORD].error = error.label
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -13,7 +13,9 @@ from invar.api.keys import KeyRing
 from invar.api.limits import Limits
 from invar.api.response_store import KeptResponses
 from invar.engine.door import Door
+from invar.observe.access_log import AccessLog
 from invar.observe.metrics import Metrics
+from invar.observe.requests import RequestRecord
 from invar.serving.async_engine import AsyncEngine
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
@@ -69,6 +71,7 @@ class Server:
     open_metrics: bool = False  # /metrics needs no key
     responses: KeptResponses | None = None  # those of /v1/responses that are kept
     draining: bool = False  # running requests are finished, no new one is taken
+    access_log: AccessLog | None = None
     clock: Callable[[], float] = time.time
     field_counts: FieldCounts = field(init=False)
     caps: Mapping[str, int] = field(init=False)  # items of a field
@@ -85,3 +88,14 @@ class Server:
             clock=lambda: self.keys.clock(),
         )
         self.caps = self.limits.caps(self.model.vocab_size, self.model.max_model_len)
+
+    def observe(self, record: RequestRecord) -> None:
+        """An HTTP request has ended."""
+        self.metrics.observe_request(record)
+        if self.access_log is not None:
+            self.access_log.write(record)
+
+    def close(self) -> None:
+        """Nothing comes any more: writes what is known. Not for the event loop."""
+        if self.access_log is not None:
+            self.access_log.close()

@@ -25,7 +25,7 @@ from invar.api.errors import (
     internal,
     shutting_down,
 )
-from invar.api.frame import REQUEST_ID
+from invar.api.frame import RECORD, REQUEST_ID, STREAM_TYPE
 from invar.api.protocol import ABORT
 from invar.api.threads import beside_loop
 from invar.serving.choice import ChoiceDelta
@@ -33,7 +33,7 @@ from invar.serving.choice import ChoiceDelta
 logger = logging.getLogger("invar.api")
 
 STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
+    STREAM_TYPE,
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 ]
@@ -162,6 +162,7 @@ class EventStream(Response):
         await self._write(self._written(deltas) + self._error_event(error), more=False)
 
     def _error_event(self, error: ApiError) -> bytes:
+        self._scope[RECORD].error = error.label
         own = events(self._frames.failed(error))
         return own or error.event(self._scope["path"], self._scope.get(REQUEST_ID, ""))
 

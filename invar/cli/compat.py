@@ -120,6 +120,10 @@ VLLM: tuple[Rule, ...] = (
     means("--log-level", "--uvicorn-log-level"),
     means("--threads", "--num-threads"),
     switches("--no-access-log", "--disable-uvicorn-access-log", commands=SERVE),
+    switches(
+        "--no-access-log", "--disable-log-requests", "--no-enable-log-requests", commands=SERVE
+    ),
+    inert("each request has its line, without text", "--enable-log-requests", takes=Takes.NOTHING),
     refused(TOOLS, "--tool-call-parser", "--tool-parser-plugin", "--tool-server"),
     refused(TOOLS, "--enable-auto-tool-choice", takes=Takes.NOTHING),
     inert(TOOLS, "--exclude-tools-when-tool-choice-none", takes=Takes.NOTHING),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import logging
 import os
 import signal
 import socket
@@ -124,11 +123,8 @@ def curl(url: str, chats: bool, needs_key: bool) -> str:
     return "  " + " \\\n    ".join([*lines, f"-d '{body}'"])
 
 
-def run_server(
-    app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: int, access_log: bool
-) -> None:
+def run_server(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: int) -> None:
     """Serves until SIGTERM or SIGINT; running requests get some time, a second signal ends it."""
-    logging.getLogger("invar.access").disabled = not access_log
     server = DrainingServer(
         uvicorn.Config(
             app,

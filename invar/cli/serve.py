@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ class HttpOptions:
     stall_timeout_s: float = 60.0
     strict_fields: bool = False
     open_metrics: bool = False
+    access_log: bool = True
 
 
 def parser() -> CommandParser:
@@ -140,7 +142,6 @@ def execute(args: argparse.Namespace) -> int:
         create_app(server, allowed_origins=allowed_origins),
         listener,
         shutdown_timeout_s=args.shutdown_timeout,
-        access_log=not args.no_access_log,
     )
     # Uvicorn skips its own end after a second Ctrl-C; the thread must be out of the memory first.
     port.close()
@@ -179,6 +180,7 @@ def http_options(args: argparse.Namespace) -> HttpOptions:
         stall_timeout_s=args.stream_stall_timeout,
         strict_fields=args.strict_fields,
         open_metrics=args.open_metrics,
+        access_log=not args.no_access_log,
     )
 
 
@@ -211,11 +213,13 @@ def http_server(loaded: LoadedModel, port: EnginePort, http: HttpOptions) -> Ser
     """The state of the HTTP side around a loaded model."""
     from invar.api.limits import Limits
     from invar.api.server import ServedModel, Server
+    from invar.observe.access_log import AccessLog
     from invar.observe.metrics import Metrics
     from invar.serving.async_engine import AsyncEngine
 
     names = loaded.config.names
     metrics = Metrics(names[0])
+    log = AccessLog(sys.stderr.fileno(), metrics.count_dropped_line) if http.access_log else None
     return Server(
         ServedModel(
             names=names,
@@ -239,6 +243,7 @@ def http_server(loaded: LoadedModel, port: EnginePort, http: HttpOptions) -> Ser
         max_queued_requests=http.max_queued_requests,
         max_queued_tokens=http.max_queued_tokens,
         open_metrics=http.open_metrics,
+        access_log=log,
     )
 
 

@@ -7,8 +7,6 @@ import sys
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-access_logger = logging.getLogger("invar.access")
-
 
 def set_up_logging(level: str = "info", *, plain: bool = False) -> None:
     """Lines on stderr, so that an answer on stdout can be piped. ``plain``: for a person's eyes.
@@ -25,10 +23,3 @@ def set_up_logging(level: str = "info", *, plain: bool = False) -> None:
         handler.setFormatter(logging.Formatter(line, "%H:%M:%S"))
         logger.addHandler(handler)
     logger.propagate = False
-
-
-def log_access(
-    client: str, method: str, path: str, status: int, seconds: float, request_id: str
-) -> None:
-    """The one line of a request. It carries no text of the request: prompts stay out of logs."""
-    access_logger.info("%s %s %s %d %.3fs %s", client, method, path, status, seconds, request_id)

@@ -9,9 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from invar.observe.catalogue import METRICS, Kind, Spec
 from invar.observe.exposition import BOOT, Exposition
+from invar.observe.requests import OTHER, RequestRecord
 
 MAX_NAMES = 256  # distinct values of a label that clients can choose; what comes later is "other"
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+# Asked by machines every few seconds: not among the requests to the API.
+QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})
 FINISHED_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -158,9 +162,29 @@ class Metrics:
 
     # ------------------------------------------------------------ HTTP
 
+    def observe_request(self, record: RequestRecord) -> None:
+        """An HTTP request has ended."""
+        method = record.method if record.method in METHODS else OTHER
+        status = record.status
+        self._child("invar:http_requests", record.route, str(status)).inc()
+        if record.error is not None:
+            self._child("invar:http_errors", self._bounded("code", record.error)).inc()
+        if record.left:
+            self._child("invar:client_disconnects").inc()
+        if record.route in QUIET_ROUTES:
+            return
+        group = f"{status // 100}xx"
+        self._child("http_requests", record.route, method, group).inc()
+        duration = self._child("http_request_duration_seconds", record.route, method)
+        duration.observe((record.ended or record.began) - record.began)
+
     def count_rejection(self, reason: str) -> None:
         """A cap of the queue was reached: max_num_queued_reqs or max_num_queued_tokens."""
         self._child("vllm:admission_rejections", reason).inc()
+
+    def count_dropped_line(self) -> None:
+        """May be called from any thread."""
+        self._child("invar:access_log_dropped").inc()
 
     def count_unknown_field(self, name: str) -> None:
         self._child("invar:unknown_request_fields", self._bounded("field", name)).inc()
@@ -170,7 +194,7 @@ class Metrics:
         seen = self._names.setdefault(label, set())
         if value not in seen:
             if len(seen) >= MAX_NAMES:
-                return "other"
+                return OTHER
             seen.add(value)
         return value
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason
 from invar.observe.metrics import Metrics
+from invar.observe.requests import RequestRecord, current_record
 from invar.serving.choice import Assembler, Choice, ChoiceDelta
 from invar.serving.messages import Abort, Add, EnginePort, ResetCache, StepReport
 
@@ -39,6 +40,7 @@ class _Live:
     generation: Generation
     choice: Choice
     request: EngineRequest
+    record: RequestRecord | None  # of the HTTP request that it is part of
     arrival: float
     first_scheduled: float | None = None
     first_token: float | None = None
@@ -145,11 +147,14 @@ class AsyncEngine:
         call = f"{self._prefix}-{next(self._counter)}"
         now = time.monotonic()
         generation = Generation(call, self)
+        record = current_record.get()
         requests = []
         for index, choice in enumerate(choices):
             request = dataclasses.replace(choice.request, id=f"{call}-{index}")
             state = Choice(index, choice.assembler, choice.named_stop_ids)
-            self._live[request.id] = _Live(generation, state, request, arrival=now)
+            self._live[request.id] = _Live(generation, state, request, record, arrival=now)
+            if record is not None:
+                record.submit(request, len(request.prompt_token_ids))
             generation._unfinished.add(request.id)
             generation._open += 1
             requests.append(request)
@@ -180,7 +185,7 @@ class AsyncEngine:
                 raise
 
     def _deliver(self, report: StepReport) -> None:
-        self.waiting = int(report.stats.get("waiting", 0))
+        self.waiting = int(report.stats.get("waiting", self.waiting))
         self._metrics.observe_step(report.stats, sum(len(o.token_ids) for o in report.outputs))
         for request_id, reason in report.refused.items():
             self._refuse(request_id, reason)
@@ -247,6 +252,16 @@ class AsyncEngine:
             max_tokens=live.request.max_tokens,
             preemptions=live.preemptions,
         )
+        if live.record is not None:
+            live.record.end_choice(
+                live.request,
+                reason=reason,
+                cached_tokens=live.cached_tokens,
+                output_tokens=live.tokens,
+                first_scheduled=live.first_scheduled,
+                first_token=live.first_token,
+                last_token=live.last_token,
+            )
         generation = live.generation
         generation._longest = max(generation._longest, live.tokens)
         generation._open -= 1

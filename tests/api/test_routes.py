@@ -246,21 +246,6 @@ def test_b13_history_with_tool_calls(hello: RunningServer) -> None:
     assert len(rendered) == 1
 
 
-def test_one_access_line_without_the_prompt(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "invar"), running(says("Hello")) as server:
-        server.http.post(
-            "/v1/completions?x=%0Aforged",
-            json={"prompt": "my secret"},
-            headers={"x-request-id": "mine"},
-        )
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "invar.access"]
-    assert line.startswith("127.0.0.1:")
-    assert "POST /v1/completions 200" in line
-    assert line.endswith(" mine")
-    assert "\n" not in line
-    assert not [r for r in caplog.records if "secret" in r.getMessage()]
-
-
 def test_ready_while_it_takes_requests(hello: RunningServer) -> None:
     assert hello.http.get("/ready").json() == {"status": "ready"}
     assert hello.http.head("/ready").status_code == 200

@@ -14,12 +14,14 @@ from api.scripted import endless, served
 
 from invar.api.app import create_app
 from invar.cli.listening import BACKLOG, end_on_signal, listen, run_server
+from invar.observe.access_log import AccessLog
 from invar.observe.logs import set_up_logging
 
 set_up_logging("info")
 end_on_signal()
 server, _ = served(endless(pause_s=float(sys.argv[2])), max_model_len=int(sys.argv[3]))
+server.access_log = AccessLog(sys.stderr.fileno(), server.metrics.count_dropped_line)
 listener = listen("127.0.0.1", 0)
 listener.listen(BACKLOG)
 print(f"Listening on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-run_server(create_app(server), listener, shutdown_timeout_s=int(sys.argv[1]), access_log=True)
+run_server(create_app(server), listener, shutdown_timeout_s=int(sys.argv[1]))

@@ -14,6 +14,8 @@ from invar.observe import catalogue
 from invar.observe.catalogue import METRICS
 from invar.observe.metrics import MAX_NAMES, Metrics
 
+from .exposed import samples
+
 # Bounds that queries of dashboards may name (vLLM 0.33, `vllm/v1/metrics/loggers.py`).
 VLLM_BOUNDS = {
     "vllm:inter_token_latency_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 80.0),
@@ -35,15 +37,6 @@ VLLM_LABELS = {
     "vllm:time_per_output_token_seconds_bucket": {"model_name", "engine", "le"},
 }
 STEP = {"started": 5.0, "running": 2.0, "waiting": 1.0, "preemptions": 3.0, "decode_rows": 10.0}
-
-
-def samples(text: bytes | str) -> dict[str, float]:
-    lines = (text.decode() if isinstance(text, bytes) else text).splitlines()
-    return {
-        line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
-        for line in lines
-        if line and not line.startswith("#")
-    }
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
