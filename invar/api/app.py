@@ -15,20 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from invar.api import service, tokens
 from invar.api.calls import client_left
-from invar.api.chat import chat_completions
-from invar.api.completions import completions
 from invar.api.errors import ApiError
 from invar.api.frame import RECORD, REQUEST_ID, RequestFrame
-from invar.api.kept_responses import (
-    cancel_response,
-    delete_response,
-    get_response,
-    list_input_items,
-)
-from invar.api.messages import count_tokens, create_message
-from invar.api.responses import count_input_tokens, create_response
+from invar.api.routes import ROUTES, Handler
 from invar.api.server import Server
 
 RATE_HEADERS = [
@@ -36,34 +26,6 @@ RATE_HEADERS = [
     for what in ("limit", "remaining", "reset")
     for kind in ("requests", "tokens")
 ]
-
-Handler = Callable[[Server, Request], Awaitable[Response]]
-
-ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
-    ("/v1/chat/completions", ("POST",), chat_completions),
-    ("/v1/completions", ("POST",), completions),
-    ("/v1/messages", ("POST",), create_message),
-    ("/v1/messages/count_tokens", ("POST",), count_tokens),
-    ("/v1/responses", ("POST",), create_response),
-    ("/v1/responses/input_tokens", ("POST",), count_input_tokens),
-    ("/v1/responses/{id}", ("GET",), get_response),
-    ("/v1/responses/{id}", ("DELETE",), delete_response),
-    ("/v1/responses/{id}/cancel", ("POST",), cancel_response),
-    ("/v1/responses/{id}/input_items", ("GET",), list_input_items),
-    ("/v1/models", ("GET",), service.list_models),
-    ("/v1/models/{model:path}", ("GET",), service.one_model),
-    ("/tokenize", ("POST",), tokens.tokenize),
-    ("/v1/tokenize", ("POST",), tokens.tokenize),
-    ("/detokenize", ("POST",), tokens.detokenize),
-    ("/v1/detokenize", ("POST",), tokens.detokenize),
-    ("/v1/cache/reset", ("POST",), service.reset_cache),
-    ("/reset_prefix_cache", ("POST",), service.reset_cache),
-    ("/version", ("GET",), service.version),
-    ("/health", ("GET", "HEAD"), service.health),
-    ("/ready", ("GET", "HEAD"), service.ready),
-    ("/ping", ("GET", "HEAD", "POST"), service.health),
-    ("/metrics", ("GET",), service.metrics),
-)
 
 
 def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> ASGIApp:
@@ -79,8 +41,9 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
         await asyncio.to_thread(server.close)
 
     app = FastAPI(title="Invar", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    for path, methods, handler in ROUTES:
-        app.add_route(path, bound(handler, server, path), methods=list(methods))
+    for route in ROUTES:
+        handler = bound(route.handler, server, route.path)
+        app.add_route(route.path, handler, methods=list(route.methods))
     # In place of Starlette's stack, whose outermost layer answers what nobody has caught in plain
     # text; here that is left to the frame.
     app.middleware_stack = ExceptionMiddleware(app.router, HANDLERS)
@@ -112,7 +75,7 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, which the router answers, in the same shape."""
     assert isinstance(error, HTTPException)
-    paths = sorted({path for path, _, _ in ROUTES})
+    paths = sorted({route.path for route in ROUTES})
     if error.status_code == 404:
         message = f"There is no such path. Known: {', '.join(paths)}."
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +23,9 @@ async def list_models(server: Server, request: Request) -> Response:
     key: ApiKey | None = request.scope[API_KEY]
     names = [name for name in server.model.names if key is None or key.allows([name])]
     data = [model_card(server, name) for name in names]
-    return json_response({"object": "list", "data": data})
+    page = {"has_more": False, "first_id": names[0] if names else None}
+    last = {"last_id": names[-1] if names else None}
+    return json_response({"object": "list", "data": data} | page | last)
 
 
 async def one_model(server: Server, request: Request) -> Response:
@@ -44,6 +47,10 @@ def model_card(server: Server, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": server.model.max_model_len,
         "permission": [],
+        # Anthropic's names.
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(server.model.created, UTC).isoformat(),
     }
 
 

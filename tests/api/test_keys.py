@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from invar.api.app import ROUTES
 from invar.api.keys import ApiKey, KeyRing, KeySettings, key_ring
 from invar.api.rates import Bucket, DrainRate, duration_text
+from invar.api.routes import ROUTES
 
 from .scripted import RunningServer, endless, running, says
 from .test_disconnects import open_request, wait_for
@@ -36,9 +36,9 @@ def ask(server: RunningServer, path: str = "/v1/completions", **fields: Any) -> 
 
 def test_every_route_but_health_asks_for_a_key() -> None:
     with running(says("Hello"), keys=key_ring(["secret", "other"], None)) as server:
-        for path, methods, _ in ROUTES:
-            path = path.replace("{model:path}", "scripted")
-            for method in methods:
+        for route in ROUTES:
+            path = route.path.replace("{model:path}", "scripted")
+            for method in route.methods:
                 answer = server.http.request(method, path, content=b"{}")
                 assert (answer.status_code != 401) == (path in OPEN), path
         for path in ("/nope", "/v1/nope"):
