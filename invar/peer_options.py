@@ -224,7 +224,6 @@ ABSENT: Reasons = {
     ),
     "nnodes": ((None, 1), "it needs more than one machine"),
     "node_rank": ((None, 0), "it needs more than one machine"),
-    "otlp_traces_endpoint": ((None,), "traces are not built yet"),
     "override_attention_dtype": ((None,), "the number formats are those of the file"),
     "override_generation_config": ((None, {}), "pass SamplingParams instead"),
     "override_neuron_config": ((None, {}), "the devices here are: cpu"),

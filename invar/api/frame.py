@@ -29,6 +29,7 @@ TICKET = "invar.ticket"  # in the scope: what a call holds, once it is admitted
 RECORD = "invar.record"  # in the scope: what the access line, metrics and trace tell of it
 DEADLINE = "invar.deadline"  # in the scope: monotonic seconds, or None
 STREAM_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
+TRACE_HEADERS = (b"traceparent", b"tracestate")
 TIMEOUT_HEADER = b"x-request-timeout-ms"
 MAX_TIMEOUT_MS = 24 * 3600 * 1000
 # Answered without a key, and also by a server that is shutting down.
@@ -126,11 +127,17 @@ class RequestFrame:
 def record_of(scope: Scope, request_id: bytes) -> RequestRecord:
     client = scope.get("client") or ("-", 0)
     path = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+    traced = {
+        name.decode(): value.decode("latin-1")
+        for name, value in scope["headers"]
+        if name in TRACE_HEADERS
+    }
     return RequestRecord(
         id=request_id.decode(),
         method=scope["method"],
         path=path.decode("ascii", "backslashreplace"),
         client=f"{client[0]}:{client[1]}",
+        trace_headers=traced,
     )
 
 

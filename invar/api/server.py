@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from invar.api.admission import Admission
 from invar.api.body import FieldCounts
@@ -14,11 +15,14 @@ from invar.api.limits import Limits
 from invar.api.response_store import KeptResponses
 from invar.engine.door import Door
 from invar.observe.access_log import AccessLog
-from invar.observe.metrics import Metrics
+from invar.observe.metrics import QUIET_ROUTES, Metrics
 from invar.observe.requests import RequestRecord
 from invar.serving.async_engine import AsyncEngine
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from invar.observe.traces import Traces
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Server:
     responses: KeptResponses | None = None  # those of /v1/responses that are kept
     draining: bool = False  # running requests are finished, no new one is taken
     access_log: AccessLog | None = None
+    traces: Traces | None = None
     clock: Callable[[], float] = time.time
     field_counts: FieldCounts = field(init=False)
     caps: Mapping[str, int] = field(init=False)  # items of a field
@@ -92,6 +97,8 @@ class Server:
     def observe(self, record: RequestRecord) -> None:
         """An HTTP request has ended."""
         self.metrics.observe_request(record)
+        if self.traces is not None and record.route not in QUIET_ROUTES:
+            self.traces.end(record)
         if self.access_log is not None:
             self.access_log.write(record)
 
@@ -99,3 +106,5 @@ class Server:
         """Nothing comes any more: writes what is known. Not for the event loop."""
         if self.access_log is not None:
             self.access_log.close()
+        if self.traces is not None:
+            self.traces.close()

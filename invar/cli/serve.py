@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from invar.api.response_store import KeptResponses
     from invar.api.server import Server
     from invar.engine.loader import LoadedModel
+    from invar.observe.traces import Traces
     from invar.serving.messages import EnginePort
 
 logger = logging.getLogger("invar.api")
@@ -59,6 +60,7 @@ class HttpOptions:
     strict_fields: bool = False
     open_metrics: bool = False
     access_log: bool = True
+    otlp_endpoint: str | None = None  # of a collector of traces
 
 
 def parser() -> CommandParser:
@@ -102,6 +104,7 @@ def parser() -> CommandParser:
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
     parser.value("--shutdown-timeout", type=whole, default=10, help="seconds for running requests")
     parser.flag("--no-access-log", help="without one line a request")
+    parser.value("--otlp-traces-endpoint", metavar="URL", help="a collector of traces, over HTTP")
     parser.value("--log-level", default="info", help="debug, info, warning or error")
     return parser
 
@@ -181,6 +184,7 @@ def http_options(args: argparse.Namespace) -> HttpOptions:
         strict_fields=args.strict_fields,
         open_metrics=args.open_metrics,
         access_log=not args.no_access_log,
+        otlp_endpoint=args.otlp_traces_endpoint,
     )
 
 
@@ -244,7 +248,19 @@ def http_server(loaded: LoadedModel, port: EnginePort, http: HttpOptions) -> Ser
         max_queued_tokens=http.max_queued_tokens,
         open_metrics=http.open_metrics,
         access_log=log,
+        traces=None if http.otlp_endpoint is None else traces(http.otlp_endpoint, names[0]),
     )
+
+
+def traces(endpoint: str, model: str) -> Traces:
+    """Raises ValueError where they cannot be sent."""
+    try:
+        from invar.observe.traces import Traces, otlp_exporter
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--otlp-traces-endpoint: {error.name} is missing; pip install 'invar-llm[otel]'"
+        ) from None
+    return Traces(otlp_exporter(endpoint), model)
 
 
 def origins(given: str) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ class RequestRecord:
     status: int = 0
     error: str | None = None  # code of an error answer
     key: str | None = None  # name of the caller's API key, never the key
+    trace_headers: dict[str, str] = field(default_factory=dict)  # traceparent and tracestate
     trace_id: str | None = None
     stream: bool = False
     left: bool = False  # the client did not stay for the end of the answer
