@@ -69,6 +69,13 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg))
 
+    @property
+    def busy(self) -> bool:
+        """A request runs, or the last answer is still being sent."""
+        return self.cycle is not None and not (
+            self.cycle.response_complete and self.cycle.keep_alive
+        )
+
     def shutdown(self) -> None:
         super().shutdown()
         if self._awaits_body():

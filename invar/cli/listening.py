@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,11 +20,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from invar.api.protocol import Connection
+from invar.api.server import Server
 from invar.backends.runner import PAGE_TOKENS
 from invar.cli.tables import memory_table, size_text
 
 if TYPE_CHECKING:
     from invar.engine.loader import LoadedModel
+
+logger = logging.getLogger("invar.api")
 
 BACKLOG = 2048
 # Clients that keep connections open must not meet a server that is just closing one: longer than
@@ -29,26 +35,62 @@ BACKLOG = 2048
 KEEP_ALIVE_S = 75
 # After a second signal: an engine in the middle of a long step is not waited for.
 FORCED_END_S = 2.0
+# What is cut is told so; who does not read it is not waited for.
+LAST_WORDS_S = 1.0
+POLL_S = 0.05
+# How a server that was asked to end has ended. A second signal: 128 and its number.
+EXIT_DRAINED = 0
+EXIT_CUT = 3  # requests still ran when --drain-timeout was over
 
 
 class DrainingServer(uvicorn.Server):
-    """Ends with its running requests on the first signal, and at once on a second one."""
+    """Ends on a signal: takes no new requests, finishes those that run, cuts what takes too long.
+
+    It goes on listening meanwhile, so that whoever comes hears a 503 and tries elsewhere.
+    """
+
+    def __init__(self, config: uvicorn.Config, state: Server, drain_timeout_s: float) -> None:
+        super().__init__(config)
+        self.exit_code = EXIT_DRAINED
+        self._state = state
+        self._drain_timeout_s = drain_timeout_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and not self.force_exit:
             self.force_exit = True
-            watch = threading.Timer(FORCED_END_S, os._exit, (1,))
+            self.exit_code = 128 + sig
+            watch = threading.Timer(FORCED_END_S, os._exit, (self.exit_code,))
             watch.daemon = True
             watch.start()
-        self.should_exit = True
+        self._state.draining = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Requests that are not waited for are cancelled, which they tell their clients."""
-        await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn does neither then
-            for task in self.server_state.tasks:
+        for connection in self._busy():
+            connection.shutdown()  # at the end of its answer
+        end = time.monotonic() + self._drain_timeout_s
+        while self._busy() and not self.force_exit and time.monotonic() < end:
+            await asyncio.sleep(POLL_S)
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
+            listener.close()
+        if cut := self._busy():
+            if not self.force_exit:
+                self.exit_code = EXIT_CUT
+            logger.warning("%d requests are cut: the server ends", len(cut))
+        if tasks := set(self.server_state.tasks):
+            for task in tasks:
                 task.cancel()
-            await self.lifespan.shutdown()
+            await asyncio.wait(tasks, timeout=LAST_WORDS_S)
+        for idle in list(self.server_state.connections):
+            idle.shutdown()
+        await self.lifespan.shutdown()
+
+    def _busy(self) -> list[Connection]:
+        """Those with a request that runs, or an answer that is still being sent. Idle ones are
+        left open: one that is just closed may have a request on its way."""
+        connections = self.server_state.connections
+        return [one for one in connections if isinstance(one, Connection) and one.busy]
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -123,8 +165,13 @@ def curl(url: str, chats: bool, needs_key: bool) -> str:
     return "  " + " \\\n    ".join([*lines, f"-d '{body}'"])
 
 
-def run_server(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: int) -> None:
-    """Serves until SIGTERM or SIGINT; running requests get some time, a second signal ends it."""
+def run_server(
+    app: ASGIApp, state: Server, listener: socket.socket, *, drain_timeout_s: float
+) -> int:
+    """Serves until SIGTERM or SIGINT; running requests get some time, a second signal ends it.
+
+    Returns how it ended: EXIT_DRAINED, EXIT_CUT, or 128 and the number of the second signal.
+    """
     server = DrainingServer(
         uvicorn.Config(
             app,
@@ -135,14 +182,16 @@ def run_server(app: ASGIApp, listener: socket.socket, *, shutdown_timeout_s: int
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=shutdown_timeout_s,
-        )
+        ),
+        state,
+        drain_timeout_s,
     )
     # Once the server has stopped there is nothing left to end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ignore)
     server.run(sockets=[listener])
     listener.close()
+    return server.exit_code
 
 
 def end_on_signal() -> None:

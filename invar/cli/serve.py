@@ -102,7 +102,13 @@ def parser() -> CommandParser:
     )
     parser.value("--allowed-origins", default="*", help="for browsers: *, or a JSON list")
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
-    parser.value("--shutdown-timeout", type=whole, default=10, help="seconds for running requests")
+    parser.value(
+        "--drain-timeout",
+        "--shutdown-timeout",
+        type=decimal,
+        default=30.0,
+        help="seconds for running requests at SIGTERM",
+    )
     parser.flag("--no-access-log", help="without one line a request")
     parser.value("--otlp-traces-endpoint", metavar="URL", help="a collector of traces, over HTTP")
     parser.value("--log-level", default="info", help="debug, info, warning or error")
@@ -141,15 +147,16 @@ def execute(args: argparse.Namespace) -> int:
     server = http_server(loaded, port, http)
     server.responses = kept_responses(args.response_store, args.response_store_size)
     announce(loaded, server.model.names, listener, needs_key=bool(http.keys))
-    run_server(
+    exit_code = run_server(
         create_app(server, allowed_origins=allowed_origins),
+        server,
         listener,
-        shutdown_timeout_s=args.shutdown_timeout,
+        drain_timeout_s=args.drain_timeout,
     )
     # Uvicorn skips its own end after a second Ctrl-C; the thread must be out of the memory first.
     port.close()
     loaded.close()
-    return 0
+    return exit_code
 
 
 def store_folder(given: str | None) -> str | None:
@@ -167,6 +174,7 @@ def http_options(args: argparse.Namespace) -> HttpOptions:
     if given is None and args.api_key_file is None:
         given = [os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)][:1]
     for flag, value in (
+        ("--drain-timeout", args.drain_timeout),
         ("--sse-keep-alive-interval", args.sse_keep_alive_interval),
         ("--max-num-queued-reqs", args.max_num_queued_reqs),
         ("--max-num-queued-tokens", args.max_num_queued_tokens),

@@ -24,4 +24,5 @@ server.access_log = AccessLog(sys.stderr.fileno(), server.metrics.count_dropped_
 listener = listen("127.0.0.1", 0)
 listener.listen(BACKLOG)
 print(f"Listening on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-run_server(create_app(server), listener, shutdown_timeout_s=int(sys.argv[1]))
+app, timeout_s = create_app(server), float(sys.argv[1])
+sys.exit(run_server(app, server, listener, drain_timeout_s=timeout_s))

@@ -359,5 +359,5 @@ def test_serve_ends_on_ctrl_c_with_a_stream_open() -> None:
             client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
             assert client.recv(100).startswith(b"HTTP/1.1 200")
             began = time.monotonic()
-            assert server.end(signal.SIGINT) == 0
+            assert server.end(signal.SIGINT) == 3  # an answer was cut
             assert time.monotonic() - began < 10

@@ -188,3 +188,23 @@ def test_hundreds_of_prompts_of_any_length(tiny: LLM) -> None:
     for index in (0, 150, 299):
         [one] = tiny.generate(prompts[index], params)
         assert bits(one) == bits(outputs[index])
+
+
+def test_b92_a_library_installs_no_handlers_and_ends_twice() -> None:
+    import gc
+    import signal
+    import threading
+
+    def handlers() -> list[object]:
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    before, threads = handlers(), threading.active_count()
+    llm = LLM(model=TINY, num_threads=1, max_num_seqs=2)
+    llm.generate("a", SamplingParams(max_tokens=2))
+    assert handlers() == before
+    llm.close()
+    llm.close()
+    del llm
+    gc.collect()
+    assert handlers() == before
+    assert threading.active_count() <= threads
