@@ -167,4 +167,7 @@ class Runner(Protocol):
     def write_pages(self, group: int, page_ids: np.ndarray, data: np.ndarray) -> None:
         """Copies into pages what `read_pages` took out of others. Shapes and errors are its own."""
 
+    def count_progress_in(self, counter: np.ndarray) -> None:
+        """Counts items of work there from now on: uint64 [1], which another process may see."""
+
     def close(self) -> None: ...

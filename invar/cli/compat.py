@@ -128,7 +128,6 @@ VLLM: tuple[Rule, ...] = (
     refused(TOOLS, "--enable-auto-tool-choice", takes=Takes.NOTHING),
     inert(TOOLS, "--exclude-tools-when-tool-choice-none", takes=Takes.NOTHING),
     refused(ADAPTERS, "--lora-modules", "--prompt-adapters"),
-    inert("there is one process", "--api-server-count", neutral=("1",)),
     inert("there is one process", "--disable-frontend-multiprocessing", takes=Takes.NOTHING),
     refused("there is one process", "--headless", takes=Takes.NOTHING),
     inert(ALWAYS, "--enable-request-id-headers", takes=Takes.NOTHING),

@@ -96,14 +96,20 @@ def template_text(given: str) -> str:
         ) from None
 
 
-def load(config: EngineConfig) -> LoadedModel:
-    """Pulls the model if need be, saying how far it is, and builds its engine."""
+def fetch(config: EngineConfig) -> Path:
+    """The model's file, pulled if need be, saying how far it is."""
     from invar.cli.pull import Reporter
-    from invar.engine.loader import load_engine
     from invar.weights import sources
 
     with Reporter() as reporter:
-        sources.resolve(config.model, progress=reporter)
+        return sources.resolve(config.model, progress=reporter)
+
+
+def load(config: EngineConfig) -> LoadedModel:
+    """Fetches the model and builds its engine."""
+    from invar.engine.loader import load_engine
+
+    fetch(config)
     model = load_engine(config)
     gc.freeze()  # it stays: no collection need go through its vocabulary
     gc.enable()

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,11 @@ from starlette.types import ASGIApp
 
 from invar.api.protocol import Connection
 from invar.api.server import Server
-from invar.backends.runner import PAGE_TOKENS
 from invar.cli.tables import memory_table, size_text
 
 if TYPE_CHECKING:
-    from invar.engine.loader import LoadedModel
+    from invar.config import EngineConfig
+    from invar.serving.messages import EngineFacts, StoreFacts
 
 logger = logging.getLogger("invar.api")
 
@@ -117,7 +117,13 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def announce(
-    loaded: LoadedModel, names: Sequence[str], listener: socket.socket, *, needs_key: bool
+    config: EngineConfig,
+    path: Path,
+    facts: EngineFacts,
+    listener: socket.socket,
+    *,
+    chats: bool,
+    needs_key: bool,
 ) -> None:
     """What the model takes, where it is, and a command that works.
 
@@ -128,27 +134,25 @@ def announce(
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     if ":" in reachable and not reachable.startswith("["):
         reachable = f"[{reachable}]"
-    config = loaded.config
-    print(f"Invar serves {', '.join(names)} ({loaded.path.name})")
-    print(memory_table(loaded.memory_table))
+    print(f"Invar serves {', '.join(config.names)} ({path.name})")
+    print(memory_table(facts.memory))
     print(
-        f"  {loaded.door.max_model_len} tokens a request, {config.max_num_seqs} requests together, "
+        f"  {facts.max_model_len} tokens a request, {config.max_num_seqs} requests together, "
         f"{config.max_num_batched_tokens} tokens a step"
     )
-    print(f"  {kv_store(loaded)}")
+    print(f"  {kv_store(facts.store)}")
     print(f"\nListening on http://{reachable}:{port}   (Ctrl-C ends)\n")
-    print(curl(f"http://{reachable}:{port}", loaded.chat_template is not None, needs_key))
+    print(curl(f"http://{reachable}:{port}", chats, needs_key))
     sys.stdout.flush()
 
 
-def kv_store(loaded: LoadedModel) -> str:
+def kv_store(store: StoreFacts | None) -> str:
     """Where prompts are kept, since they are what users wrote."""
-    store = loaded.engine.page_store
     if store is None:
         return "KV store: none, nothing of a prompt is kept on disk"
-    limit = f"up to {size_text(store.size)}" if store.writer is not None else "which is only read"
-    tokens = store.num_pages * PAGE_TOKENS
-    return f"KV store: {store.folder.parent}, {limit}; {tokens} tokens of earlier prompts are there"
+    size = store.limit_bytes
+    limit = "which is only read" if size is None else f"up to {size_text(size)}"
+    return f"KV store: {store.folder}, {limit}; {store.tokens} tokens of earlier prompts are there"
 
 
 def curl(url: str, chats: bool, needs_key: bool) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import math
 import os
 import re
+import signal
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from invar.cli.engine_options import engine_config, load, or_default
+from invar.cli.engine_options import engine_config, fetch, or_default
 from invar.cli.parser import (
     CommandParser,
     add_engine_options,
@@ -20,6 +22,7 @@ from invar.cli.parser import (
     count,
     decimal,
     port_number,
+    positive,
     whole,
 )
 from invar.cli.tables import size_text
@@ -27,12 +30,16 @@ from invar.observe.logs import set_up_logging
 from invar.weights.model_cache import cache_root
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from invar.api.keys import KeyRing
     from invar.api.response_store import KeptResponses
     from invar.api.server import Server
-    from invar.engine.loader import LoadedModel
+    from invar.config import EngineConfig
     from invar.observe.traces import Traces
-    from invar.serving.messages import EnginePort
+    from invar.serving.messages import EngineFacts, EnginePort
+    from invar.text.chat_template import ChatTemplate
+    from invar.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("invar.api")
 
@@ -43,6 +50,8 @@ OPEN_DOOR = (
     "listening beyond this machine without an API key: whoever reaches the port can use the model "
     "(--api-key or --api-key-file asks for one)"
 )
+
+EXIT_ENGINE_DEAD = 70  # EX_SOFTWARE: the engine could not be kept up
 
 # What a browser sends as Origin: a scheme, a host and perhaps a port, and no path.
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -111,15 +120,54 @@ def parser() -> CommandParser:
     )
     parser.flag("--no-access-log", help="without one line a request")
     parser.value("--otlp-traces-endpoint", metavar="URL", help="a collector of traces, over HTTP")
+    parser.value(
+        "--api-server-count", type=positive, default=1, help="HTTP processes before the engine"
+    )
     parser.value("--log-level", default="info", help="debug, info, warning or error")
     return parser
 
 
 def execute(args: argparse.Namespace) -> int:
     set_up_logging(args.log_level)
-    allowed_origins = origins(args.allowed_origins)
+    origins(args.allowed_origins)
+    config = serve_config(args)
+    from invar.cli.listening import announce, end_on_signal, is_loopback, listen
+    from invar.serving.supervisor import Supervisor
+
+    # Before the model is read, so that a port in use is said at once.
+    has_keys = bool(http_options(args).keys)
+    listener = listen(args.host, args.port)
+    if not has_keys and not is_loopback(listener):
+        logger.warning("%s", OPEN_DOOR)
+    end_on_signal()
+    path = fetch(config)
+    supervisor = Supervisor(
+        config, clients=args.api_server_count, log_level=args.log_level, on_dead=end_this_process
+    )
+    try:
+        text = load_text(config)  # while the engine loads
+        facts = supervisor.wait_ready()
+        responses = kept_responses(args.response_store, args.response_store_size)
+        announce(config, path, facts, listener, chats=text[1] is not None, needs_key=has_keys)
+        if args.api_server_count > 1:
+            from invar.cli.api_processes import ApiProcesses
+
+            code = ApiProcesses(args, config, facts, listener, supervisor).run()
+        else:
+            from invar.serving.client import EngineClient
+
+            port = EngineClient(supervisor.run_folder)
+            server = http_server(config, facts, text, port, http_options(args))
+            server.responses = responses
+            code = serve_http(args, server, listener)
+    finally:
+        supervisor.close()
+    return code if supervisor.dead is None else EXIT_ENGINE_DEAD
+
+
+def serve_config(args: argparse.Namespace) -> EngineConfig:
     names = args.served_model_name
-    config = engine_config(
+    return engine_config(
         args,
         served_model_name=tuple(names) if names else None,
         max_num_seqs=or_default("--max-num-seqs", args.max_num_seqs),
@@ -131,32 +179,34 @@ def execute(args: argparse.Namespace) -> int:
         kv_store_salted=args.kv_store_salted,
         paces_prompts=True,
     )
-    from invar.cli.listening import announce, end_on_signal, is_loopback, listen, run_server
 
-    # Before the model is read, so that a port in use is said at once.
-    http = http_options(args)
-    listener = listen(args.host, args.port)
-    if not http.keys and not is_loopback(listener):
-        logger.warning("%s", OPEN_DOOR)
-    end_on_signal()
-    loaded = load(config)
+
+def load_text(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    """All that an HTTP process has of the model; what it needs besides is imported with it."""
+    import invar.api.app  # noqa: F401
+    from invar.engine.loader import load_text_alone
+
+    text = load_text_alone(config)
+    gc.freeze()  # it stays: no collection need go through its vocabulary
+    gc.enable()
+    return text
+
+
+def serve_http(args: argparse.Namespace, server: Server, listener: socket) -> int:
+    """Until this process is told to end; returns how it ended, as `run_server` says."""
     from invar.api.app import create_app
-    from invar.serving.worker import EngineThread
+    from invar.cli.listening import run_server
 
-    port = EngineThread(loaded.engine)
-    server = http_server(loaded, port, http)
-    server.responses = kept_responses(args.response_store, args.response_store_size)
-    announce(loaded, server.model.names, listener, needs_key=bool(http.keys))
-    exit_code = run_server(
-        create_app(server, allowed_origins=allowed_origins),
+    return run_server(
+        create_app(server, allowed_origins=origins(args.allowed_origins)),
         server,
         listener,
         drain_timeout_s=args.drain_timeout,
     )
-    # Uvicorn skips its own end after a second Ctrl-C; the thread must be out of the memory first.
-    port.close()
-    loaded.close()
-    return exit_code
+
+
+def end_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def store_folder(given: str | None) -> str | None:
@@ -221,42 +271,55 @@ def kept_responses(folder: str | None, size: int | None) -> KeptResponses | None
     return KeptResponses(store)
 
 
-def http_server(loaded: LoadedModel, port: EnginePort, http: HttpOptions) -> Server:
-    """The state of the HTTP side around a loaded model."""
+def http_server(
+    config: EngineConfig,
+    facts: EngineFacts,
+    text: tuple[Tokenizer, ChatTemplate | None],
+    port: EnginePort,
+    http: HttpOptions,
+) -> Server:
+    """The state of an HTTP process: what it has of the model, and its way to the engine."""
     from invar.api.limits import Limits
     from invar.api.server import ServedModel, Server
+    from invar.engine.loader import door_of
     from invar.observe.access_log import AccessLog
     from invar.observe.metrics import Metrics
     from invar.serving.async_engine import AsyncEngine
 
-    names = loaded.config.names
-    metrics = Metrics(names[0])
+    metrics = Metrics(config.names[0])
+    tokenizer, chat_template = text
     log = AccessLog(sys.stderr.fileno(), metrics.count_dropped_line) if http.access_log else None
     return Server(
         ServedModel(
-            names=names,
-            tokenizer=loaded.tokenizer,
-            chat_template=loaded.chat_template,
-            door=loaded.door,
-            fingerprint=loaded.info.fingerprint,
-            root=loaded.config.model,
+            names=config.names,
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            door=door_of(
+                config,
+                tokenizer,
+                vocab_size=facts.vocab_size,
+                max_model_len=facts.max_model_len,
+                kv_capacity_tokens=facts.kv_capacity_tokens,
+            ),
+            fingerprint=facts.fingerprint,
+            root=config.model,
         ),
         AsyncEngine(port, metrics),
         metrics,
         limits=Limits(
-            logprobs=loaded.config.max_logprobs,
+            logprobs=config.max_logprobs,
             keep_alive_s=http.keep_alive_s,
             stall_timeout_s=http.stall_timeout_s,
         ),
         strict_fields=http.strict_fields,
-        takes_priorities=loaded.config.scheduling_policy == "priority",
+        takes_priorities=config.scheduling_policy == "priority",
         keys=http.keys,
-        max_running=loaded.config.max_num_seqs,
+        max_running=config.max_num_seqs,
         max_queued_requests=http.max_queued_requests,
         max_queued_tokens=http.max_queued_tokens,
         open_metrics=http.open_metrics,
         access_log=log,
-        traces=None if http.otlp_endpoint is None else traces(http.otlp_endpoint, names[0]),
+        traces=None if http.otlp_endpoint is None else traces(http.otlp_endpoint, config.names[0]),
     )
 
 

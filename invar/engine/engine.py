@@ -112,6 +112,7 @@ class Engine:
             pace=Pace() if paces_prompts else None,
         )
         self.clock = clock
+        self.on_step: Callable[[list[str]], None] | None = None  # hears the ids before a step runs
         self.builder = BatchBuilder(info, self.memory)
         self.states: dict[str, RequestState] = {}
         self.finished_at_door: dict[str, EngineOutput] = {}
@@ -267,8 +268,8 @@ class Engine:
     def _run(self, chunks: list[Chunk]) -> list[tuple[list[Chunk], StepResult | Exception]]:
         """The step's parts, each with the backend's result or with what it raised.
 
-        All is one part, unless the backend refuses the batch: then nothing has run, and each
-        request is tried alone, so that only the guilty one fails.
+        All is one part, unless the batch is refused or fails: then each request is tried alone, so
+        that only the guilty one fails. A step that runs again writes what it has written.
         """
         if not chunks:
             return []
@@ -278,13 +279,15 @@ class Engine:
                 chunk.state.first_scheduled_s = now
         self.steps += 1
         result = self._submit(chunks)
-        if isinstance(result, ValueError) and len(chunks) > 1:
-            logger.warning("step %d was refused; its requests are tried one by one", self.steps)
+        if isinstance(result, Exception) and len(chunks) > 1:
+            logger.warning("step %d failed; its requests are tried one by one", self.steps)
             return [([chunk], self._submit([chunk])) for chunk in chunks]
         return [(chunks, result)]
 
     def _submit(self, chunks: list[Chunk]) -> StepResult | Exception:
         began = self.clock()
+        if self.on_step is not None:
+            self.on_step([chunk.state.request.id for chunk in chunks])
         try:
             batch = self.builder.build(chunks)
             result = self.runner.submit(batch).result()

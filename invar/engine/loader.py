@@ -34,15 +34,12 @@ TOKENS_KEY = "tokenizer.ggml.tokens"
 
 
 @dataclass
-class LoadedModel:
-    """Everything that serves one model. `close()` gives its memory back."""
+class LoadedEngine:
+    """What computes: a model in memory and its engine. `close()` gives its memory back."""
 
     config: EngineConfig
     path: Path
     engine: Engine
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    door: Door
     info: RunnerInfo
 
     @property
@@ -57,30 +54,69 @@ class LoadedModel:
         self.engine.close()
 
 
+@dataclass
+class LoadedModel(LoadedEngine):
+    """Everything that serves one model in this process."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    door: Door
+
+
 def load_engine(config: EngineConfig) -> LoadedModel:
-    """Reads a model and builds its engine.
+    """Reads a model and builds its engine, with the text side of it.
 
     Raises ValueError (or one of its kinds: ModelSourceError, GGUFError, ConfigError, GraphError,
     DoesNotFit) for what is wrong with the options, the file or the memory.
     """
     path = resolve(config.model)
-    refuse_other_quantization(config, path)
     with GGUFFile(path) as source, ThreadPoolExecutor(max_workers=1) as beside:
         # Packing leaves the interpreter to others, so the text side is built meanwhile.
         text = beside.submit(load_text, config, source)
-        graph = with_kv_format(registry.build(source), KVFormat(config.kv_format))
-        vocab_size = vocabulary_size(config, source) or graph.vocab_size
-        refuse_tokens_without_rows(graph, vocab_size)
-        sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
-        available = available_memory()
-        runner = CpuRunner(graph, source, **asdict(sizes))
-        drop_file_if_short(source, sum(size for _, size in runner.info.memory), available)
+        computing = build_engine(config, path, source)
         try:
-            refuse_more_logprobs(config, runner.info)
             tokenizer, chat_template = text.result()
         except BaseException:
-            runner.close()
+            computing.close()
             raise
+    engine = computing.engine
+    door = door_of(
+        config,
+        tokenizer,
+        vocab_size=computing.info.vocab_size,
+        max_model_len=engine.max_model_len,
+        kv_capacity_tokens=engine.kv_capacity_tokens,
+    )
+    return LoadedModel(config, path, engine, computing.info, tokenizer, chat_template, door)
+
+
+def load_engine_alone(config: EngineConfig) -> LoadedEngine:
+    """`load_engine` without the text side, for a process that computes and no more."""
+    path = resolve(config.model)
+    with GGUFFile(path) as source:
+        return build_engine(config, path, source)
+
+
+def load_text_alone(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+    """The text side of the model whose engine runs in another process."""
+    with GGUFFile(resolve(config.model)) as source:
+        return load_text(config, source)
+
+
+def build_engine(config: EngineConfig, path: Path, source: GGUFFile) -> LoadedEngine:
+    refuse_other_quantization(config, path)
+    graph = with_kv_format(registry.build(source), KVFormat(config.kv_format))
+    vocab_size = vocabulary_size(config, source) or graph.vocab_size
+    refuse_tokens_without_rows(graph, vocab_size)
+    sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
+    available = available_memory()
+    runner = CpuRunner(graph, source, **asdict(sizes))
+    drop_file_if_short(source, sum(size for _, size in runner.info.memory), available)
+    try:
+        refuse_more_logprobs(config, runner.info)
+    except BaseException:
+        runner.close()
+        raise
     # Eager is slower than need be, so it is said to those too who see warnings alone.
     logger.log(logging.WARNING if config.enforce_eager else logging.INFO, runner.info.plan)
     engine = Engine(
@@ -91,16 +127,26 @@ def load_engine(config: EngineConfig) -> LoadedModel:
         store_salted=config.kv_store_salted,
         paces_prompts=config.paces_prompts,
     )
-    door = Door(
-        vocab_size=runner.info.vocab_size,
-        max_model_len=engine.max_model_len,
-        kv_capacity_tokens=engine.kv_capacity_tokens,
+    return LoadedEngine(config, path, engine, runner.info)
+
+
+def door_of(
+    config: EngineConfig,
+    tokenizer: Tokenizer,
+    *,
+    vocab_size: int,
+    max_model_len: int,
+    kv_capacity_tokens: int,
+) -> Door:
+    return Door(
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        kv_capacity_tokens=kv_capacity_tokens,
         eos_token_ids=tokenizer.stop_token_ids,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
         max_logprobs=config.max_logprobs,
         seeds=SeedSource(config.seed),
     )
-    return LoadedModel(config, path, engine, tokenizer, chat_template, door, runner.info)
 
 
 def page_store(config: EngineConfig, source: GGUFFile, info: RunnerInfo) -> PageStore | None:

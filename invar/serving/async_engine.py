@@ -11,11 +11,23 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason
 from invar.observe.metrics import Metrics
 from invar.observe.requests import RequestRecord, current_record
 from invar.serving.choice import Assembler, Choice, ChoiceDelta
-from invar.serving.messages import Abort, Add, EnginePort, ResetCache, StepReport
+from invar.serving.messages import (
+    Abort,
+    Add,
+    EngineDown,
+    EnginePort,
+    EngineUp,
+    Event,
+    ResetCache,
+    Resume,
+    StepReport,
+)
 
 EngineStatus = Literal["loading", "ready", "restarting", "dead"]
 
@@ -42,12 +54,27 @@ class _Live:
     request: EngineRequest
     record: RequestRecord | None  # of the HTTP request that it is part of
     arrival: float
+    received: list[int] = field(default_factory=list)  # from the engine, with what is not shown
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
     tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+
+    def resumed(self) -> EngineRequest:
+        """The same request for another engine, which goes on after the last token received.
+
+        It stays the same request (law 1): limits, penalties and draws count from the end of its
+        prompt. Scores of the prompt came with the first token.
+        """
+        if not self.received:
+            return self.request
+        return dataclasses.replace(
+            self.request,
+            output_token_ids=np.array(self.received, np.int32),
+            sampling=dataclasses.replace(self.request.sampling, prompt_logprobs=None),
+        )
 
 
 @dataclass(eq=False)
@@ -104,7 +131,11 @@ class Generation:
 
 
 class AsyncEngine:
-    """Owns the near end of the process boundary. Every method is called on the event loop."""
+    """Owns the near end of the process boundary. Every method is called on the event loop.
+
+    It keeps each request and the tokens received of it: when the engine dies, another one goes on
+    from there, and who reads the answer notices a pause.
+    """
 
     def __init__(self, port: EnginePort, metrics: Metrics) -> None:
         self._port = port
@@ -112,16 +143,11 @@ class AsyncEngine:
         self._live: dict[str, _Live] = {}
         self._prefix = uuid.uuid4().hex[:12]
         self._counter = itertools.count()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reset_missed = False  # while no engine was there to hear it
+        # What the engine's side does now; requests are taken in unless it is dead.
+        self.status: EngineStatus = "loading"
         self.fatal: str | None = None
         self.waiting = 0  # requests in the engine's queue, as of its last step
-
-    @property
-    def status(self) -> EngineStatus:
-        """What the engine's side does now; requests are taken in unless it is dead."""
-        if self.fatal is not None:
-            return "dead"
-        return "loading" if self._loop is None else "ready"
 
     @property
     def unfinished(self) -> int:
@@ -129,12 +155,11 @@ class AsyncEngine:
         return len(self._live)
 
     async def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._port.start(self._deliver_from_thread)
+        self._port.start(self._deliver)
 
     async def close(self) -> None:
-        """Ends the engine side; whoever still waits for an answer hears that none will come."""
-        await asyncio.to_thread(self._port.close)
+        """Lets go of the engine; whoever still waits for an answer hears that none will come."""
+        await self._port.close()
         self._end_all("the server is shutting down")
 
     def submit(self, choices: Sequence[ChoiceRequest]) -> Generation:
@@ -173,18 +198,35 @@ class AsyncEngine:
         """Calls submitted after this reuse nothing computed before. Raises EngineDeadError."""
         if self.fatal is not None:
             raise EngineDeadError(self.fatal)
+        self._reset_missed = self.status != "ready"
         self._port.send(ResetCache())
 
-    def _deliver_from_thread(self, report: StepReport) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._deliver, report)
-        except RuntimeError:
-            # The loop was closed while the last step ran: nobody is left to hear of it.
-            if not self._loop.is_closed():
-                raise
+    def _deliver(self, event: Event) -> None:
+        if isinstance(event, StepReport):
+            self._on_report(event)
+        elif isinstance(event, EngineUp):
+            self._on_up()
+        else:
+            self._on_down(event)
 
-    def _deliver(self, report: StepReport) -> None:
+    def _on_up(self) -> None:
+        """An engine is there, the first or another one: it hears of all that is in flight."""
+        self.status = "ready"
+        if self._reset_missed:
+            self._reset_missed = False
+            self._port.send(ResetCache())
+        self._port.send(Resume(tuple(live.resumed() for live in self._live.values())))
+
+    def _on_down(self, event: EngineDown) -> None:
+        self.status = "restarting"
+        for request_id, reason in event.condemned.items():
+            live = self._live.get(request_id)
+            if live is not None:
+                self._end(live, failed_delta(live.choice, reason))
+        if event.fatal is not None:
+            self._end_all(event.fatal)
+
+    def _on_report(self, report: StepReport) -> None:
         self.waiting = int(report.stats.get("waiting", self.waiting))
         self._metrics.observe_step(report.stats, sum(len(o.token_ids) for o in report.outputs))
         for request_id, reason in report.refused.items():
@@ -196,19 +238,19 @@ class AsyncEngine:
                 stops.append(output.request_id)
         if stops:
             self._port.send(Abort(tuple(stops)))
-        if report.fatal is not None:
-            self._end_all(report.fatal)
 
     def _refuse(self, request_id: str, reason: str) -> None:
-        live = self._live.pop(request_id, None)
+        live = self._live.get(request_id)
         if live is not None:
-            self._observe_end(live, "error")
             delta = failed_delta(live.choice, reason)
             delta.refused = True
-            live.generation.put(request_id, delta)
+            self._end(live, delta)
 
     def _take(self, live: _Live, output: EngineOutput) -> bool:
         """Passes an output on; returns whether the engine must be told to stop."""
+        if live.received:  # what an engine that resumed it says once more
+            output.cached_tokens = output.prompt_logprobs = None
+        live.received += output.token_ids
         try:
             delta, stop_engine = live.choice.take(output)
         except Exception as error:
@@ -222,7 +264,8 @@ class AsyncEngine:
         return stop_engine
 
     def _observe_tokens(self, live: _Live, output: EngineOutput, tokens: int) -> None:
-        live.first_scheduled = output.timing.get("first_scheduled", live.first_scheduled)
+        if live.first_scheduled is None:
+            live.first_scheduled = output.timing.get("first_scheduled")
         if not tokens:
             return
         live.preemptions = int(output.timing.get("preemptions", live.preemptions))
@@ -268,12 +311,16 @@ class AsyncEngine:
         if not generation._open:
             self._metrics.observe_longest(generation._longest)
 
+    def _end(self, live: _Live, delta: ChoiceDelta) -> None:
+        """Ends a request here, of which the engine knows nothing any more."""
+        del self._live[live.request.id]
+        self._observe_end(live, "error")
+        live.generation.put(live.request.id, delta)
+
     def _end_all(self, reason: str) -> None:
-        self.fatal = reason
+        self.fatal, self.status = reason, "dead"
         for live in list(self._live.values()):
-            del self._live[live.request.id]
-            self._observe_end(live, "error")
-            live.generation.put(live.request.id, failed_delta(live.choice, reason))
+            self._end(live, failed_delta(live.choice, reason))
 
 
 def failed_delta(choice: Choice, error: str) -> ChoiceDelta:

@@ -69,6 +69,15 @@ void write_pages(PlanBuilder& builder, int64_t group, nb::handle pages, nb::hand
   plan.write_pages(group, ids.data, ids.shape[0], source);
 }
 
+// The counter stays alive through the caller's keep_alive.
+void count_in(PlanBuilder& builder, nb::handle counter) {
+  const auto word = view<uint64_t, 1>(counter, "counter");
+  if (word.shape[0] != 1 || reinterpret_cast<uintptr_t>(word.data) % alignof(uint64_t) != 0) {
+    throw std::invalid_argument("counter: expected one aligned uint64");
+  }
+  builder.plan().count_in(word.data);
+}
+
 nb::ndarray<nb::numpy, float> read_matrix(PlanBuilder& builder, int64_t id, int64_t rows) {
   const Matrix matrix = builder.matrix_at(id);
   if (rows < 0 || rows > matrix.rows) throw std::invalid_argument("read_matrix: too many rows");
@@ -159,6 +168,7 @@ void bind_plan(nb::module_& module) {
       .def("read_matrix", &read_matrix, nb::arg("matrix"), nb::arg("rows"))
       .def("set_profile", [](PlanBuilder& b, bool on) { b.plan().set_profile(on); })
       .def("profile", [](PlanBuilder& b) { return profile_list(b.plan()); })
+      .def("count_in", &count_in, nb::arg("counter"), nb::keep_alive<1, 2>())
       .def_prop_ro("progress", [](PlanBuilder& b) { return b.plan().progress(); })
       .def_prop_ro("isa", [](PlanBuilder& b) { return b.plan().kernels().isa; });
   bind_rows(plan);

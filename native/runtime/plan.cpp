@@ -129,7 +129,7 @@ void Plan::run_thread(int thread) {
 void Plan::run_item(const Phase& phase, Worker& worker, int64_t item) {
   worker.rows = phase.rows;
   worker.first_logit = phase.first_logit;
-  progress_.fetch_add(1, std::memory_order_relaxed);
+  std::atomic_ref(*progress_).fetch_add(1, std::memory_order_relaxed);
   if (failed_.load(std::memory_order_relaxed)) return;  // the step is lost: only finish it
   try {
     phase.step->run(execution_, worker, item);

@@ -78,7 +78,10 @@ class Plan {
   std::vector<StepTime> profile() const;
 
   // Advanced per item of work. Standing still while a step runs means a hang.
-  uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+  uint64_t progress() const { return std::atomic_ref(*progress_).load(std::memory_order_relaxed); }
+  // Counts in `progress` from now on, which may be memory that other processes see: 8-byte aligned,
+  // in a cache line of its own, and alive as long as the plan. Not while a step runs.
+  void count_in(uint64_t* progress) { progress_ = progress; }
   const Kernels& kernels() const { return *execution_.kernels; }
   const PlanLimits& limits() const { return limits_; }
   const CacheGroup& cache_group(int64_t group) const { return execution_.groups.at(group); }
@@ -122,7 +125,8 @@ class Plan {
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int64_t> done_{0};
   alignas(64) std::atomic<uint32_t> current_{0};
-  alignas(64) std::atomic<uint64_t> progress_{0};
+  alignas(64) uint64_t own_progress_ = 0;
+  alignas(64) uint64_t* progress_ = &own_progress_;
   std::atomic<bool> failed_{false};
   std::mutex error_lock_;
   std::exception_ptr error_;

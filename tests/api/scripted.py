@@ -26,9 +26,10 @@ from invar.engine.door import Door
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from invar.observe.metrics import Metrics
 from invar.serving.async_engine import AsyncEngine
-from invar.serving.worker import EngineThread
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
+
+from .in_process import ThreadPort
 
 PIECES = (
     "Hello", " world", "!", "ab", "EN", "D_", "HERE", "zz", "END_H", "OPE", "axb", "END", " tail",
@@ -123,6 +124,7 @@ class ScriptedEngine:
 
     def __init__(self, script: Script) -> None:
         self.script = script
+        self.on_step: Callable[[list[str]], None] | None = None
         self.running: dict[str, _Running] = {}
         self.seen: list[EngineRequest] = []
         self.aborted: list[str] = []
@@ -146,6 +148,8 @@ class ScriptedEngine:
     def reset_prefix_cache(self) -> bool:
         self.resets += 1
         return True
+
+    def close(self) -> None: ...
 
     def stats(self) -> dict[str, float]:
         running = len(self.running)
@@ -221,7 +225,7 @@ def served(
         fingerprint="fp_test",
     )
     metrics = Metrics("scripted")
-    async_engine = AsyncEngine(EngineThread(engine), metrics)
+    async_engine = AsyncEngine(ThreadPort(engine), metrics)
     return Server(model, async_engine, metrics, **options), engine
 
 

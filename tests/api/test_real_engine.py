@@ -18,8 +18,9 @@ from invar.api.keys import KeyRing
 from invar.cli.serve import HttpOptions, http_server
 from invar.config import EngineConfig
 from invar.engine.loader import LoadedModel, load_engine
-from invar.serving.worker import EngineThread
+from invar.serving.messages import EngineFacts
 
+from .in_process import ThreadPort
 from .scripted import events, listening
 
 TINY = Path(__file__).parents[1] / "golden" / "llama_gqa.gguf"
@@ -50,8 +51,17 @@ class RealServer:
 @contextmanager
 def real_server(config: EngineConfig, **options: Any) -> Iterator[RealServer]:
     loaded = load_engine(config)
-    port = EngineThread(loaded.engine)
-    server = http_server(loaded, port, HttpOptions(KeyRing(), **options))
+    facts = EngineFacts(
+        vocab_size=loaded.info.vocab_size,
+        max_model_len=loaded.engine.max_model_len,
+        kv_capacity_tokens=loaded.engine.kv_capacity_tokens,
+        kv_bytes=0,
+        fingerprint=loaded.info.fingerprint,
+    )
+    text = loaded.tokenizer, loaded.chat_template
+    server = http_server(
+        config, facts, text, ThreadPort(loaded.engine), HttpOptions(KeyRing(), **options)
+    )
     with listening(server) as url, httpx.Client(base_url=url, timeout=60) as http:
         yield RealServer(http, loaded)
     loaded.close()

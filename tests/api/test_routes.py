@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from invar.api.keys import key_ring
+from invar.serving.messages import EngineDown
 
 from .scripted import RunningServer, running, says, token
 from .test_limits import error_of
@@ -267,6 +268,6 @@ def test_a_server_that_drains_takes_no_new_request() -> None:
 
 def test_a_dead_engine_is_neither_ready_nor_alive() -> None:
     with running(says("Hello")) as server:
-        server.server.engine.fatal = "gone"
+        server.server.engine._deliver(EngineDown(fatal="gone"))
         assert error_of(server.http.get("/ready"), 503)["code"] == "engine_not_ready"
         assert error_of(server.http.get("/health"), 503)["code"] == "engine_dead"

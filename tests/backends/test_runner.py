@@ -223,6 +223,16 @@ def test_progress_advances(runner: CpuRunner) -> None:
     assert runner.progress > before
 
 
+def test_progress_is_counted_where_others_see_it(runner: CpuRunner) -> None:
+    counter = np.zeros(1, np.uint64)
+    runner.count_progress_in(counter)
+    run(runner, Piece(IDS[:20], 0, [0]))
+    assert counter[0] == runner.progress > 0
+    for wrong in (np.zeros(2, np.uint64), np.zeros(9, np.uint8)[1:].view(np.uint64)):
+        with pytest.raises(ValueError, match="counter"):
+            runner.count_progress_in(wrong)
+
+
 def test_memory_is_zero_and_aligned() -> None:
     memory = _native.Memory(5_000_000)
     array = memory.array()

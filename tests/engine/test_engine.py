@@ -224,18 +224,28 @@ def test_a_batch_that_is_refused_fails_the_guilty_request_alone() -> None:
     assert [answers[one.id] for one in good] == [alone(one) for one in good]
 
 
-def test_a_step_that_fails_fails_its_requests_and_no_others() -> None:
+def test_a_step_that_fails_is_run_again_request_by_request() -> None:
     engine = make_engine(runner_info(max_sequences=2))
     runner = engine.runner
     assert isinstance(runner, HashRunner)
     client = Client(engine)
-    waiting = request("c", 5, 6)
-    client.add(request("a", 5, 6), request("b", 5, 6), waiting)
+    requests = [request(name, 5, 6) for name in "abc"]
+    client.add(*requests)
+    runner.fail_next = True
+    assert client.drain() == {one.id: alone(one) for one in requests}
+    assert not client.errors
+
+
+def test_a_request_whose_own_step_fails_ends_with_the_reason() -> None:
+    engine = make_engine(runner_info())
+    runner = engine.runner
+    assert isinstance(runner, HashRunner)
+    client = Client(engine)
+    client.add(request("a", 5, 6))
     runner.fail_next = True
     client.step()
-    assert set(client.errors) == {"a", "b"}
     assert "scripted failure" in client.errors["a"]
-    assert client.drain()["c"] == alone(waiting)
+    engine.check_integrity()
 
 
 def test_a_resumed_request_goes_on_where_it_was() -> None:

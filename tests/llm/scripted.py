@@ -56,7 +56,7 @@ def scripted_llm(
             encode=lambda text: TOKENIZER.encode(text, add_special_tokens=False),
         )
         template = ChatTemplate.from_gguf(tokenizer_metadata())
-        return LoadedModel(config, Path("m.gguf"), engine, TOKENIZER, template, door, info)
+        return LoadedModel(config, Path("m.gguf"), engine, info, TOKENIZER, template, door)
 
     monkeypatch.setattr(invar.llm, "load_engine", load)
     return LLM(model="scripted")

@@ -124,6 +124,10 @@ class CpuRunner:
         """Advances with every item of work of a running step; a hang stands still."""
         return self._plan.progress
 
+    def count_progress_in(self, counter: npt.NDArray[np.uint64]) -> None:
+        """Counts there from now on: uint64 [1], which another process may see."""
+        self._plan.count_in(counter)
+
     def submit(self, batch: Batch) -> FinishedTicket:
         """Runs the step at once, on this thread and the pool, without the GIL.
 

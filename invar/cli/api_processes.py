@@ -1,0 +1,137 @@
+"""`invar serve --api-server-count N`: HTTP processes that share one listening socket and engine."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from invar.cli.listening import end_on_signal
+from invar.cli.serve import http_options, http_server, kept_responses, load_text, serve_http
+from invar.config import EngineConfig
+from invar.observe.logs import set_up_logging
+from invar.serving.client import EngineClient
+from invar.serving.engine_process import die_with_parent
+from invar.serving.messages import EngineFacts
+from invar.serving.supervisor import Supervisor, python
+
+logger = logging.getLogger("invar")
+
+LOOK_S = 0.1
+RESTART_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class ApiStart:
+    """What an HTTP process is started with, through its stdin."""
+
+    args: argparse.Namespace
+    config: EngineConfig
+    facts: EngineFacts
+    run_folder: Path
+    index: int
+    listener: int  # file descriptor
+    parent: int  # process id
+
+
+class ApiProcesses:
+    """Starts them, passes signals on, and replaces one that dies: its connections are lost, the
+    others' are not."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        config: EngineConfig,
+        facts: EngineFacts,
+        listener: socket.socket,
+        supervisor: Supervisor,
+    ) -> None:
+        self._args, self._config, self._facts = args, config, facts
+        self._listener = listener
+        self._supervisor = supervisor
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._ending = False
+
+    def run(self) -> int:
+        """Until all have ended after a signal: the highest of their exit codes."""
+        code = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        for index in range(self._args.api_server_count):
+            self._start(index)
+        while self._processes:
+            time.sleep(LOOK_S)
+            for index, process in list(self._processes.items()):
+                ended = process.poll()
+                if ended is None:
+                    continue
+                del self._processes[index]
+                self._supervisor.client_ended(index)
+                if self._ending:
+                    code = max(code, abs(ended))
+                else:
+                    logger.error("HTTP process %d has ended with code %d", index, ended)
+                    time.sleep(RESTART_PAUSE_S)
+                    self._start(index)
+        self._listener.close()
+        return code
+
+    def _start(self, index: int) -> None:
+        if self._ending:
+            return
+        descriptor = self._listener.fileno()
+        process = subprocess.Popen(
+            [*python(), "-m", "invar.cli.api_processes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # what is to be printed has been
+            pass_fds=[descriptor],
+            process_group=0,  # signals come through this process
+        )
+        assert process.stdin is not None
+        start = ApiStart(
+            self._args,
+            self._config,
+            self._facts,
+            self._supervisor.run_folder,
+            index,
+            descriptor,
+            os.getpid(),
+        )
+        try:
+            pickle.dump(start, process.stdin)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended, which is noticed like any end
+        self._processes[index] = process
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._ending = True
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+
+
+def main() -> int:
+    end_on_signal()
+    start: ApiStart = pickle.load(sys.stdin.buffer)
+    die_with_parent(start.parent)
+    set_up_logging(start.args.log_level)
+    args = start.args
+    port = EngineClient(start.run_folder, start.index)
+    text = load_text(start.config)
+    server = http_server(start.config, start.facts, text, port, http_options(args))
+    server.responses = kept_responses(args.response_store, args.response_store_size)
+    server.run_folder, server.process_index = start.run_folder, start.index
+    return serve_http(args, server, socket.socket(fileno=start.listener))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
