@@ -311,3 +311,17 @@ SERVER = (
 )
 
 METRICS = (*ENGINE, *REQUESTS, *SERVER)
+
+
+def table() -> str:
+    """The metrics as docs/observability.md lists them: `python -m invar.observe.catalogue`."""
+    lines = ["| metric | kind | labels | what |", "|---|---|---|---|"]
+    for spec in METRICS:
+        names = f"`{spec.sample}`" + (f", `{spec.alias}`" if spec.alias else "")
+        labels = ", ".join(label for label in spec.labels if label not in MODEL)
+        lines.append(f"| {names} | {spec.kind.prometheus} | {labels} | {spec.text} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -61,6 +61,13 @@ def test_all_names_are_there_from_the_start() -> None:
     assert "process_start_time_seconds" in types
 
 
+def test_the_page_lists_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "observability.md").read_text()
+    _, _, rest = page.partition("<!-- python -m invar.observe.catalogue -->\n")
+    listed, _, _ = rest.partition("<!-- end -->")
+    assert listed == catalogue.table(), "run python -m invar.observe.catalogue"
+
+
 def test_names_labels_and_bounds_of_vllm() -> None:
     found = samples(Metrics("m").render())
     for name, labels in VLLM_LABELS.items():
