@@ -18,6 +18,7 @@ from types import FrameType
 from invar.cli.listening import end_on_signal
 from invar.cli.serve import http_options, http_server, kept_responses, load_text, serve_http
 from invar.config import EngineConfig
+from invar.observe.catalogue import FOLDER_VARIABLE
 from invar.observe.logs import set_up_logging
 from invar.serving.client import EngineClient
 from invar.serving.engine_process import die_with_parent
@@ -58,6 +59,9 @@ class ApiProcesses:
         self._args, self._config, self._facts = args, config, facts
         self._listener = listener
         self._supervisor = supervisor
+        # Before `prometheus_client` is imported there: any process answers for all.
+        self._metrics = supervisor.run_folder / "metrics"
+        self._metrics.mkdir()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ending = False
 
@@ -94,6 +98,7 @@ class ApiProcesses:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,  # what is to be printed has been
             pass_fds=[descriptor],
+            env={**os.environ, FOLDER_VARIABLE: str(self._metrics)},
             process_group=0,  # signals come through this process
         )
         assert process.stdin is not None

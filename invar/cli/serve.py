@@ -281,12 +281,19 @@ def http_server(
     """The state of an HTTP process: what it has of the model, and its way to the engine."""
     from invar.api.limits import Limits
     from invar.api.server import ServedModel, Server
+    from invar.backends.runner import PAGE_TOKENS
     from invar.engine.loader import door_of
     from invar.observe.access_log import AccessLog
     from invar.observe.metrics import Metrics
     from invar.serving.async_engine import AsyncEngine
 
     metrics = Metrics(config.names[0])
+    metrics.show_cache(
+        block_size=PAGE_TOKENS,
+        blocks=facts.kv_capacity_tokens // PAGE_TOKENS,
+        dtype=config.kv_format,
+        prefix_caching=config.enable_prefix_caching is not False,
+    )
     tokenizer, chat_template = text
     log = AccessLog(sys.stderr.fileno(), metrics.count_dropped_line) if http.access_log else None
     return Server(

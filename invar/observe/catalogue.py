@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+# Of the environment: where several HTTP processes keep their values (see `exposition`).
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
 MODEL = ("model_name", "engine")
 PHASES = ("prefill", "decode", "mixed")  # of a step: rows of prompts, of answers, or of both
 PEAKS = ("int8", "bf16", "fp32")  # what bounds a product: the kind of activations in it

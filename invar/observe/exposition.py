@@ -24,9 +24,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from invar.observe.catalogue import METRICS, Kind
+from invar.observe.catalogue import FOLDER_VARIABLE, METRICS, Kind
 
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 BOOT = "boot"
 
 # Times of creation double the series and tell nothing that process_start_time_seconds does not.

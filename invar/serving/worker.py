@@ -82,9 +82,8 @@ class EngineWorker:
         if self._waiting:
             return self._mailbox.receive(WAITING_ROUND_S)
         commands = self._mailbox.receive(REST_S if self._rests else None)
-        while commands == [] and self._rests:
-            self._rests = self._engine.rest()
-            commands = self._mailbox.receive(REST_S if self._rests else None)
+        if self._rests and commands is not None and not commands:
+            self._rests = self._engine.rest()  # which is reported
         return commands
 
     def _obey(self, client: str, command: Command) -> None:
