@@ -26,43 +26,18 @@ written by the request before it is read, as in any page that somebody else had 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-from invar._native import SlabArbiter, common_ids
+from invar._native import RadixMatch, SlabArbiter, behind_window, common_ids
 from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of, peak_pages
+from invar.engine.holding import Held, Holding, TokenIds
 from invar.engine.pages import PageIds, PagePool
-from invar.engine.radix import Match, RadixTree, behind_window
-from invar.engine.radix_node import Node
+from invar.engine.radix import RadixTree
 from invar.engine.stored_prefix import StoredPrefix, StoredPrefixes
 
-TokenIds = npt.NDArray[np.int32]
 CopyPages = Callable[[int, PageIds, PageIds], None]  # (group, from, to)
-
-
-@dataclass(slots=True)
-class Held:
-    """The pages ``[first, end)`` of a request's table in one group, counted in pages."""
-
-    first: int
-    end: int
-
-
-@dataclass(slots=True)
-class Holding:
-    """What a request with a slot has."""
-
-    ids: TokenIds  # the request's own, of which at least the computed ones are known
-    groups: tuple[Held, ...]
-    node: Node  # where its shared pages end
-    shared: int  # pages of the table that are the tree's
-    computed: int  # tokens
-    publishes: bool  # its whole pages go to the tree
-    generation: int  # of the tree when it came
-    stored: StoredPrefix | None = None  # what it has to do with the page store
 
 
 class KVMemory:
@@ -87,8 +62,7 @@ class KVMemory:
         self.copy_pages = copy_pages
         self.caching = caching
         self.prefixes = prefixes
-        self.on_free = on_free
-        self.tree = RadixTree(self.pools, self._free)
+        self.tree = RadixTree(self.arbiter, self.pools, on_free)
         shape = (info.max_sequences, pages_of(max_model_len))
         self.tables = tuple(np.zeros(shape, np.int32) for _ in self.pools)
         self.held: dict[int, Holding] = {}  # by slot
@@ -120,12 +94,12 @@ class KVMemory:
             self.tree.clear()
         caching = self.caching and not alone
         while True:
-            match = self.match(ids, reusable, salt) if caching else Match()
+            match = self.match(ids, reusable, salt) if caching else RadixMatch()
             stored = None
             if caching and self.prefixes is not None:
                 stored = self.prefixes.find(salt, ids, match.pages, reusable // PAGE_TOKENS)
             if stored is not None and stored.fetching:  # more than a tail
-                match = Match(match.node, match.pages)
+                match = RadixMatch(match.node, match.pages)
             slot = self._take_slot(ids, tokens, match, salt, caching, stored)
             if slot is None and not self.held and match.tokens:
                 # Nobody is left to wait for: what matches lies scattered over too many slabs.
@@ -137,25 +111,24 @@ class KVMemory:
             else:  # the page to copy from was evicted meanwhile
                 self.give_back(slot)
 
-    def match(self, ids: TokenIds, reusable: int, salt: str | None) -> Match:
+    def match(self, ids: TokenIds, reusable: int, salt: str | None) -> RadixMatch:
         """Mutates nothing. What is there of a request's first `reusable` tokens."""
         if not self.caching or reusable < 1:
-            return Match()
-        data = ids[:reusable].tobytes()
-        match = self.tree.match(salt, data)
+            return RadixMatch()
+        match = self.tree.match(salt, ids[:reusable])
         if match.node is not None and match.node.holders:
-            match = self._match_running(match, data)
+            match = self._match_running(match, ids[:reusable])
         return self.tree.usable(match)
 
-    def _match_running(self, match: Match, data: bytes) -> Match:
+    def _match_running(self, match: RadixMatch, ids: TokenIds) -> RadixMatch:
         """The page that a running request is filling may have more of a prompt than the tree."""
         position = match.pages * PAGE_TOKENS
         for slot, other in self.held.items():
             if other.node is match.node and other.shared == match.pages:
-                tail = common_ids(other.ids[position : other.computed], data, position)
+                tail = common_ids(other.ids[position : other.computed], ids, position)
                 if tail > match.tail_tokens:
-                    lent = tuple(int(table[slot, match.pages]) for table in self.tables)
-                    match = Match(match.node, match.pages, None, lent, tail)
+                    lent = [int(table[slot, match.pages]) for table in self.tables]
+                    match = RadixMatch(match.node, match.pages, lent, tail)
         return match
 
     def advance(self, slot: int, computed: int) -> None:
@@ -167,29 +140,15 @@ class KVMemory:
         if not holding.publishes:
             return
         if begin < end:
-            data = holding.ids[begin * PAGE_TOKENS : end * PAGE_TOKENS].tobytes()
-            own = [table[slot, begin:end].copy() for table in self.tables]
+            own = [table[slot, begin:end] for table in self.tables]
             # A window group that was read from disk lacks what lies behind the window.
             missing = [max(0, held.first - begin) for held in holding.groups]
-            holding.node, kept = self.tree.insert(holding.node, data, own, missing)
+            ids = holding.ids[begin * PAGE_TOKENS : end * PAGE_TOKENS]
+            holding.node = self.tree.insert(holding.node, ids, own, missing)
             holding.shared = end
-            if kept is not None:
-                self._exchange(slot, begin, own, kept)
-        self.store(slot)
-
-    def _exchange(
-        self, slot: int, begin: int, own: Sequence[PageIds], kept: Sequence[PageIds]
-    ) -> None:
-        """From page `begin` on the request uses the tree's pages in the place of its own."""
-        for group, (pool, before, after) in enumerate(zip(self.pools, own, kept, strict=True)):
-            twice = before != after
-            twice[: max(0, self.held[slot].groups[group].first - begin)] = False
-            if twice.any():
-                pool.use(after[twice])
-                pool.drop(before[twice])
-                self._free(group, before[twice])
-                self.tables[group][slot, begin : begin + len(after)][twice] = after[twice]
+            for group in range(len(self.pools)):
                 self._repeat_first(slot, group)
+        self.store(slot)
 
     def is_fetching(self, slot: int) -> bool:
         """Whether pages of a request are still to be read: it must not run before."""
@@ -238,7 +197,7 @@ class KVMemory:
             return True
         self._leave_behind_window(slot)
         wanted = [max(0, pages_of(end) - held.end) for held in holding.groups]
-        if not self._make_room(wanted):
+        if not self.tree.make_room(wanted):
             return False
         self._take(slot, wanted)
         return True
@@ -294,7 +253,7 @@ class KVMemory:
         self,
         ids: TokenIds,
         tokens: int,
-        match: Match,
+        match: RadixMatch,
         salt: str | None,
         caching: bool,
         stored: StoredPrefix | None,
@@ -326,13 +285,13 @@ class KVMemory:
             self.tree.generation,
             stored,
         )
-        if self._make_room(wanted):
+        if self.tree.make_room(wanted):
             self._take(slot, wanted)
             return slot
         self.give_back(slot)
         return None
 
-    def _copy_tail(self, slot: int, match: Match) -> bool:
+    def _copy_tail(self, slot: int, match: RadixMatch) -> bool:
         """Copies the page that matches partly. False where it has been evicted."""
         sources = self.tree.tail_pages(match)
         if sources is None:
@@ -346,25 +305,10 @@ class KVMemory:
     def _give_tail(self, slot: int, holding: Holding) -> None:
         """The last page, partly filled, becomes the tree's unless it has those ids."""
         page = holding.shared
-        data = holding.ids[page * PAGE_TOKENS : holding.computed].tobytes()
-        pages = [table[slot, page : page + 1] for table in self.tables]
-        if self.tree.insert_tail(holding.node, data, pages):
+        ids = holding.ids[page * PAGE_TOKENS : holding.computed]
+        pages = [int(table[slot, page]) for table in self.tables]
+        if self.tree.insert_tail(holding.node, ids, pages):
             holding.shared += 1
-
-    def _make_room(self, wanted: list[int]) -> bool:
-        """Mutates: evicts until `wanted` pages per group can be taken. False, and nothing is
-        evicted, where what requests use leaves no room for them."""
-        missing = self.arbiter.missing(self.pools, wanted)
-        if missing > 0 and not self.arbiter.fits_at_best(self.pools, wanted):
-            return False
-        while missing > 0:
-            short = 0
-            for pool, count in zip(self.pools, wanted, strict=True):
-                short = max(short, min(count, missing * pool.per_slab))
-            found = self.tree.evict(short)
-            assert found, "what requests leave is not all free"
-            missing = self.arbiter.missing(self.pools, wanted)
-        return True
 
     def _take(self, slot: int, wanted: list[int]) -> None:
         groups = zip(self.pools, self.held[slot].groups, wanted, strict=True)
@@ -394,13 +338,7 @@ class KVMemory:
         """The request no longer uses these pages; those that are not the tree's are free."""
         pages = self.tables[group][slot, first:end]
         self.pools[group].drop(pages)
-        self._free(group, pages[max(0, self.held[slot].shared - first) :])
-
-    def _free(self, group: int, page_ids: PageIds) -> None:
-        if len(page_ids):
-            if self.on_free is not None:
-                self.on_free(group, page_ids.copy())
-            self.pools[group].give_back(page_ids)
+        self.tree.free(group, pages[max(0, self.held[slot].shared - first) :])
 
     def _peak_pages(self, group: GroupMemory, tokens: int) -> int:
         return peak_pages(tokens, group.window, self.max_chunk)
@@ -425,30 +363,13 @@ class KVMemory:
         assert slots == list(range(len(self.tables[0]))), f"slots lost or doubled: {slots}"
         self.tree.check_integrity([holding.node for holding in self.held.values()])
         for slot, holding in self.held.items():
-            self._check_holding(slot, holding)
+            holding.check_integrity(self.tree, [table[slot] for table in self.tables])
         for group, pool in enumerate(self.pools):
             cached: list[int] = []
             for node in self.tree.nodes():
-                cached += node.pages[group][node.first[group] :].tolist()
+                cached += node.pages[group][node.first[group] :]
             named: list[int] = []
             for slot, holding in self.held.items():
                 held = holding.groups[group]
                 named += self.tables[group][slot, held.first : held.end].tolist()
             pool.check_integrity(cached, named)
-
-    def _check_holding(self, slot: int, holding: Holding) -> None:
-        assert holding.shared == holding.node.end
-        whole = holding.computed // PAGE_TOKENS if holding.publishes else 0
-        assert holding.shared == whole, "a full page that is not the tree's"
-        for group, held in enumerate(holding.groups):
-            table = self.tables[group][slot]
-            assert 0 <= held.first <= held.end
-            if held.first < held.end:
-                assert (table[: held.first] == table[held.first]).all()
-            shared = table.copy()
-            self.tree.pages_of(holding.node, group, shared, held.first)
-            assert np.array_equal(shared, table), "table and tree differ"
-        path, node = b"", holding.node
-        while node.parent is not None:
-            path, node = node.key + path, node.parent
-        assert holding.ids[: holding.shared * PAGE_TOKENS].tobytes() == path, "ids of strangers"

@@ -17,6 +17,7 @@ void bind_kernels(nanobind::module_& module);
 void bind_sampling(nanobind::module_& module);
 void bind_strings(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
+void bind_radix(nanobind::module_& module);
 void bind_bench(nanobind::module_& module);
 
 // The table of `isa`, or the default one for an empty name.

@@ -81,5 +81,6 @@ NB_MODULE(_native, module) {
   bind_sampling(module);
   bind_strings(module);
   bind_engine(module);
+  bind_radix(module);
   bind_bench(module);
 }

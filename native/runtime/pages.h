@@ -34,6 +34,7 @@ class PageCounts {
   // The arbiter must outlive the pages.
   PageCounts(SlabArbiter& arbiter, int64_t pages_per_slab);
 
+  int64_t pages_per_slab() const { return per_slab_; }
   // Slabs that `take` of so many pages would draw from the arbiter.
   int64_t slabs_needed(int64_t pages) const;
   // The same, were everything given back that has no users.
