@@ -198,7 +198,10 @@ ABSENT: Reasons = {
     "data_parallel_rank": ((None, 0), "more than one replica needs more than one device"),
     "data_parallel_size": ((None, 1), "more than one replica needs more than one device"),
     "decode_context_parallel_size": ((None, 1), "it needs more than one device"),
-    "device": ((None, "auto", "cpu"), "the devices here are: cpu"),
+    "device": (
+        (None, "auto", "cpu"),
+        "the devices here are: cpu; docs/backends.md says what another one must do",
+    ),
     "disable_sliding_window": ((None, False), "the windows of a model are part of its answers"),
     "ec_transfer_config": ((None,), "KV transfer is not built yet"),
     "enable_expert_parallel": ((None, False), "it needs more than one device"),

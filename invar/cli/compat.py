@@ -93,7 +93,7 @@ ADAPTERS = "adapters come with a later version"
 POOLING = "pooling models come with a later version"
 TERMINAL = "the terminal needs no such setting here"
 LATER = "it comes with a later version"
-TLS = "put a proxy in front for TLS"
+TLS = "the defaults of OpenSSL are used; put a proxy in front for others"
 PER_REQUEST = "each request asks for it itself"
 KV_TYPES = {"bf16": "bf16", "f16": "fp16", "q8_0": "int8"}  # K and V of a model are stored alike
 NO_TEXT_LOGGED = "prompts and answers stay out of logs"
@@ -152,9 +152,8 @@ VLLM: tuple[Rule, ...] = (
     refused("browsers may send them all", "--allowed-methods", neutral=('["*"]',)),
     refused("browsers may send them all", "--allowed-headers", neutral=('["*"]',)),
     refused("browsers send no cookies here", "--allow-credentials", takes=Takes.NOTHING),
-    refused(TLS, "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--ssl-ciphers"),
-    refused(TLS, "--ssl-cert-reqs", neutral=("0",)),
-    refused(TLS, "--enable-ssl-refresh", takes=Takes.NOTHING),
+    refused(TLS, "--ssl-ciphers"),
+    refused("certificates are read at start", "--enable-ssl-refresh", takes=Takes.NOTHING),
     refused(LATER, "--config", "--root-path", "--middleware", "--uds"),
 )
 
@@ -170,7 +169,7 @@ SGLANG: tuple[Rule, ...] = (
     sets("pipeline_parallel_size", "--pp", "--pp-size"),
     sets("data_parallel_size", "--dp", "--dp-size"),
     sets("hf_overrides", "--json-model-override-args"),
-    turns("enable_prefix_caching", True, "--enable-radix-cache"),
+    inert("the radix tree is on", "--enable-radix-cache", takes=Takes.NOTHING),
     turns("enable_prefix_caching", False, "--disable-radix-cache"),
     inert("there is nothing to compile", "--enable-torch-compile", takes=Takes.NOTHING),
     inert("there are no graphs to capture", "--disable-cuda-graph", takes=Takes.NOTHING),
@@ -197,10 +196,21 @@ SGLANG: tuple[Rule, ...] = (
     refused("it needs more than one machine", "--dist-init-addr"),
 )
 
+TENSORRT_LLM: tuple[Rule, ...] = (
+    means("--max-num-seqs", "--max-batch-size"),
+    means("--max-num-batched-tokens", "--max-num-tokens"),
+    means("--max-model-len", "--max-seq-len"),
+    means("--gpu-memory-utilization", "--kv-cache-free-gpu-memory-fraction"),
+    sets("tensor_parallel_size", "--tensor-parallel"),
+    sets("device", "--backend"),
+)
+
 LLAMA_CPP: tuple[Rule, ...] = (
     means("--max-model-len", "--ctx-size"),
     means("--model", "--hf-repo", "-hf", "-hfr", prefix="hf:"),
     means("--served-model-name", "--alias", "-a", commands=SERVE),
+    means("--ssl-keyfile", "--ssl-key-file", commands=SERVE),
+    means("--ssl-certfile", "--ssl-cert-file", commands=SERVE),
     means("--max-tokens", "--predict", "--n-predict", commands=RUN),
     means("--repetition-penalty", "--repeat-penalty", commands=RUN),
     means("--seed", "-s"),
@@ -277,7 +287,8 @@ def named_alike(*tables: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 PEERS: Mapping[str, tuple[Rule, ...]] = {
-    "vLLM": VLLM + named_alike(VLLM, SGLANG, LLAMA_CPP),
+    "vLLM": VLLM + named_alike(VLLM, SGLANG, TENSORRT_LLM, LLAMA_CPP),
     "SGLang": SGLANG,
+    "TensorRT-LLM": TENSORRT_LLM,
     "llama.cpp": LLAMA_CPP,
 }

@@ -7,8 +7,10 @@ import errno
 import ipaddress
 import logging
 import os
+import shlex
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -22,6 +24,7 @@ from starlette.types import ASGIApp
 from invar.api.protocol import Connection
 from invar.api.server import Server
 from invar.cli.tables import memory_table, size_text
+from invar.cli.tls import Tls
 
 if TYPE_CHECKING:
     from invar.config import EngineConfig
@@ -124,6 +127,7 @@ def announce(
     *,
     chats: bool,
     needs_key: bool,
+    tls: Tls | None = None,
 ) -> None:
     """What the model takes, where it is, and a command that works.
 
@@ -141,8 +145,9 @@ def announce(
         f"{config.max_num_batched_tokens} tokens a step"
     )
     print(f"  {kv_store(facts.store)}")
-    print(f"\nListening on http://{reachable}:{port}   (Ctrl-C ends)\n")
-    print(curl(f"http://{reachable}:{port}", chats, needs_key))
+    url = f"{'https' if tls else 'http'}://{reachable}:{port}"
+    print(f"\nListening on {url}   (Ctrl-C ends)\n")
+    print(curl(url, chats, needs_key, tls))
     sys.stdout.flush()
 
 
@@ -155,7 +160,7 @@ def kv_store(store: StoreFacts | None) -> str:
     return f"KV store: {store.folder}, {limit}; {store.tokens} tokens of earlier prompts are there"
 
 
-def curl(url: str, chats: bool, needs_key: bool) -> str:
+def curl(url: str, chats: bool, needs_key: bool, tls: Tls | None = None) -> str:
     """A request that works as it stands; a key is left to be filled in, as logs are kept."""
     if chats:
         path = "/v1/chat/completions"
@@ -164,13 +169,20 @@ def curl(url: str, chats: bool, needs_key: bool) -> str:
     else:
         path, body = "/v1/completions", '{"prompt": "The sky is", "max_tokens": 50}'
     lines = [f"curl {url}{path}", "-H 'Content-Type: application/json'"]
+    if tls is not None:
+        lines.append(f"--cacert {shlex.quote(tls.certfile)}")
     if needs_key:
         lines.append("-H 'Authorization: Bearer KEY'")
     return "  " + " \\\n    ".join([*lines, f"-d '{body}'"])
 
 
 def run_server(
-    app: ASGIApp, state: Server, listener: socket.socket, *, drain_timeout_s: float
+    app: ASGIApp,
+    state: Server,
+    listener: socket.socket,
+    *,
+    drain_timeout_s: float,
+    tls: Tls | None = None,
 ) -> int:
     """Serves until SIGTERM or SIGINT; running requests get some time, a second signal ends it.
 
@@ -186,6 +198,10 @@ def run_server(
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=tls.certfile if tls else None,
+            ssl_keyfile=tls.keyfile if tls else None,
+            ssl_ca_certs=tls.ca_certs if tls else None,
+            ssl_cert_reqs=tls.cert_reqs if tls else ssl.CERT_NONE,
         ),
         state,
         drain_timeout_s,

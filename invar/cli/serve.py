@@ -109,6 +109,12 @@ def parser() -> CommandParser:
         default=60.0,
         help="seconds until a stream that nobody reads is cancelled",
     )
+    parser.value("--ssl-keyfile", metavar="FILE", help="of TLS: the private key, as PEM")
+    parser.value("--ssl-certfile", metavar="FILE", help="of TLS: the certificate and its chain")
+    parser.value("--ssl-ca-certs", metavar="FILE", help="clients need a certificate of these")
+    parser.value(
+        "--ssl-cert-reqs", type=whole, help="with them: 0 none is asked for, 1 may be sent, 2 must"
+    )
     parser.value("--allowed-origins", default="*", help="for browsers: *, or a JSON list")
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
     parser.value(
@@ -132,10 +138,11 @@ def execute(args: argparse.Namespace) -> int:
     origins(args.allowed_origins)
     config = serve_config(args)
     from invar.cli.listening import announce, end_on_signal, is_loopback, listen
+    from invar.cli.tls import tls_options
     from invar.serving.supervisor import Supervisor
 
     # Before the model is read, so that a port in use is said at once.
-    has_keys = bool(http_options(args).keys)
+    has_keys, tls = bool(http_options(args).keys), tls_options(args)
     listener = listen(args.host, args.port)
     if not has_keys and not is_loopback(listener):
         logger.warning("%s", OPEN_DOOR)
@@ -148,7 +155,9 @@ def execute(args: argparse.Namespace) -> int:
         text = load_text(config)  # while the engine loads
         facts = supervisor.wait_ready()
         responses = kept_responses(args.response_store, args.response_store_size)
-        announce(config, path, facts, listener, chats=text[1] is not None, needs_key=has_keys)
+        announce(
+            config, path, facts, listener, chats=text[1] is not None, needs_key=has_keys, tls=tls
+        )
         if args.api_server_count > 1:
             from invar.cli.api_processes import ApiProcesses
 
@@ -196,11 +205,13 @@ def serve_http(args: argparse.Namespace, server: Server, listener: socket) -> in
     """Until this process is told to end; returns how it ended, as `run_server` says."""
     from invar.api.app import create_app
     from invar.cli.listening import run_server
+    from invar.cli.tls import tls_options
 
     return run_server(
         create_app(server, allowed_origins=origins(args.allowed_origins)),
         server,
         listener,
+        tls=tls_options(args),
         drain_timeout_s=args.drain_timeout,
     )
 

@@ -75,7 +75,7 @@ def listening(*command: str) -> Iterator[Serving]:
     try:
         for line in process.stdout:
             lines.append(line)
-            found = re.search(r"Listening on (http://\S+)", line)
+            found = re.search(r"Listening on (https?://\S+)", line)
             if found:
                 break
         else:

@@ -1,0 +1,1 @@
+"""Modules that start a server under the names that vLLM gave them."""

@@ -1,0 +1,1 @@
+"""The OpenAI server, as vLLM names it."""
