@@ -26,7 +26,7 @@ $(VENV)/.installed: $(BIN)/python $(NATIVE)
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python $(NATIVE)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev]' --config-settings build-dir=build/native
 	touch $(VENV)/.installed $@
 
 lint: $(VENV)/.dev
@@ -40,11 +40,12 @@ types: $(VENV)/.dev
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+# Beside the objects of the package itself: nothing is compiled twice.
 native-test: $(VENV)/.dev
 	$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	  -DINVAR_NATIVE_TESTS=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	$(BIN)/cmake --build build/native --target native_tests -j $(JOBS)
-	$(BIN)/ctest --test-dir build/native --output-on-failure
+	$(BIN)/ctest --test-dir build/native -j $(JOBS) --output-on-failure
 
 # Memory and undefined behaviour in all kernels; data races in the pool and the executor.
 sanitize: $(VENV)/.dev
@@ -60,7 +61,7 @@ sanitize: $(VENV)/.dev
 	  --output-on-failure
 
 python-test: $(VENV)/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist loadfile
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -79,6 +79,7 @@ def compare(model: Path, runs: int, threads: int, batches: list[int], peers: lis
     if "openvino-genai" in peers:
         try:
             openvino = openvino_peer.Peer(model, threads, batches)
+            openvino.run()
             turns.append(openvino.run)
         except RuntimeError as error:
             print(f"{model.name}: {error}", file=sys.stderr)

