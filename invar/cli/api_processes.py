@@ -81,7 +81,8 @@ class ApiProcesses:
                 del self._processes[index]
                 self._supervisor.client_ended(index)
                 if self._ending:
-                    code = max(code, abs(ended))
+                    # One that had not come up yet is ended by the signal itself.
+                    code = max(code, 0 if ended == -signal.SIGTERM else abs(ended))
                 else:
                     logger.error("HTTP process %d has ended with code %d", index, ended)
                     time.sleep(RESTART_PAUSE_S)
