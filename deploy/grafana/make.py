@@ -69,6 +69,7 @@ OVERVIEW = (
         (
             (f"sum (vllm:num_requests_running{{{ONLY}}})", "running"),
             (f"sum (vllm:num_requests_waiting{{{ONLY}}})", "waiting"),
+            (f'max (invar:queue_limit{{of="requests", {ONLY}}})', "most that may wait"),
         ),
     ),
     percentiles("Time to first token", "vllm:time_to_first_token_seconds"),

@@ -299,6 +299,7 @@ def http_server(
     from invar.serving.async_engine import AsyncEngine
 
     metrics = Metrics(config.names[0])
+    metrics.show_queue_limits(http.max_queued_requests, http.max_queued_tokens)
     metrics.show_cache(
         block_size=PAGE_TOKENS,
         blocks=facts.kv_capacity_tokens // PAGE_TOKENS,

@@ -204,7 +204,7 @@ class Engine:
             prompt_from_memory=scheduler.num_prompt_from_memory,
             prompt_from_store=scheduler.num_prompt_from_store,
             corrupted=self.num_corrupted,
-            work=dict(self.work.totals),
+            work=self.work.totals(),
         )
 
     def rest(self) -> bool:

@@ -20,6 +20,8 @@ MODEL = ("model_name", "engine")
 PHASES = ("prefill", "decode", "mixed")  # of a step: rows of prompts, of answers, or of both
 PEAKS = ("int8", "bf16", "fp32")  # what bounds a product: the kind of activations in it
 
+SUM = "sum"  # in the place of a bound: the sum of a histogram of the engine's
+
 # Seconds.
 FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -36,7 +38,7 @@ REQUEST_BUCKETS = (
     480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 TOKEN_COUNT_BUCKETS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
-STEP_TOKEN_BUCKETS = (1.0, 8.0, *(float(1 << e) for e in range(4, 15)))
+STEP_ROW_BOUNDS = (1, 8, *(1 << e for e in range(4, 15)))
 HTTP_BUCKETS = (0.1, 0.5, 1.0)
 
 
@@ -48,10 +50,11 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
     ENGINE_GAUGE = "engine gauge"  # the engine reports it
     ENGINE_TOTAL = "engine total"  # the engine counts it from its own start
+    ENGINE_HISTOGRAM = "engine histogram"  # likewise; values of `le` are not cumulative
 
     @property
     def prometheus(self) -> str:
-        return {"engine gauge": "gauge", "engine total": "counter"}.get(self.value, self.value)
+        return self.value.removeprefix("engine ").replace("total", "counter")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ def engine_total(name: str, text: str, stat: str) -> Spec:
 def per_phase(name: str, text: str, stat: str) -> Spec:
     stats: dict[tuple[str, ...], str] = {(phase,): f"{phase}_{stat}" for phase in PHASES}
     return Spec(name, Kind.ENGINE_TOTAL, text, (*MODEL, "phase"), stats=stats)
+
+
+def step_rows_name(bound: int | None) -> str:
+    """Of steps with so many rows and more than the bound before; None: more than the last."""
+    return f"steps_of_{bound or 'more'}_rows"
 
 
 def counter(name: str, text: str, labels: tuple[str, ...] = MODEL) -> Spec:
@@ -182,6 +190,17 @@ ENGINE = (
     engine_total(
         "invar:engine_starts", "Starts of the engine: one more with every restart.", "starts"
     ),
+    Spec(
+        "vllm:iteration_tokens_total",
+        Kind.ENGINE_HISTOGRAM,
+        "Rows (tokens of prompts and answers) of a step.",
+        (*MODEL, "le"),
+        stats={
+            **{(str(float(bound)),): step_rows_name(bound) for bound in STEP_ROW_BOUNDS},
+            ("+Inf",): step_rows_name(None),
+            (SUM,): "rows",
+        },
+    ),
     per_phase("invar:steps", "Steps of the engine.", "steps"),
     per_phase("invar:step_seconds", "Seconds that steps took.", "seconds"),
     per_phase("invar:step_rows", "Rows (tokens) that steps ran.", "rows"),
@@ -225,7 +244,6 @@ REQUESTS = (
     counter("vllm:prompt_tokens_cached", "Of them, found computed."),
     counter("vllm:generation_tokens", "Tokens generated."),
     counter("vllm:request_success", "Requests ended, by reason.", (*MODEL, "finished_reason")),
-    histogram("vllm:iteration_tokens_total", "Tokens delivered by a step.", STEP_TOKEN_BUCKETS),
     histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", FIRST_TOKEN_BUCKETS),
     histogram(
         "vllm:inter_token_latency_seconds",
@@ -283,6 +301,12 @@ SERVER = (
         "The KV cache, in labels; always 1.",
         (*MODEL, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
     ),
+    Spec(
+        "invar:queue_limit",
+        Kind.GAUGE,
+        "Most that may wait at an HTTP process (--max-num-queued-reqs, -tokens); absent: no limit.",
+        (*MODEL, "of"),
+    ),
     counter(
         "vllm:admission_rejections",
         "Requests refused because a queue was full.",
@@ -321,7 +345,7 @@ def table() -> str:
     lines = ["| metric | kind | labels | what |", "|---|---|---|---|"]
     for spec in METRICS:
         names = f"`{spec.sample}`" + (f", `{spec.alias}`" if spec.alias else "")
-        labels = ", ".join(label for label in spec.labels if label not in MODEL)
+        labels = ", ".join(label for label in spec.labels if label not in (*MODEL, "le"))
         lines.append(f"| {names} | {spec.kind.prometheus} | {labels} | {spec.text} |")
     return "\n".join(lines) + "\n"
 

@@ -24,9 +24,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from invar.observe.catalogue import FOLDER_VARIABLE, METRICS, Kind
+from invar.observe.catalogue import FOLDER_VARIABLE, METRICS, SUM, Kind
 
 BOOT = "boot"
+OF_BOOTS = (Kind.ENGINE_TOTAL, Kind.ENGINE_HISTOGRAM)
+Labels = tuple[tuple[str, str], ...]
 
 # Times of creation double the series and tell nothing that process_start_time_seconds does not.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -46,7 +48,7 @@ class Exposition(Collector):
                 collector(registry=registry)
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        self._totals = {spec.name for spec in METRICS if spec.kind is Kind.ENGINE_TOTAL}
+        self._of_boots = {spec.name: spec.kind for spec in METRICS if spec.kind in OF_BOOTS}
         self._aliases = {spec.name: spec.alias for spec in METRICS if spec.alias is not None}
 
     def render(self) -> bytes:
@@ -55,8 +57,9 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for metric in self._source.collect():
-            if metric.name in self._totals:
-                metric = over_boots(metric)
+            kind = self._of_boots.get(metric.name)
+            if kind is not None:
+                metric = over_boots(metric, kind)
             yield metric
             alias = self._aliases.get(metric.name)
             if alias is not None:
@@ -67,16 +70,38 @@ class Exposition(Collector):
         return []
 
 
-def over_boots(metric: Metric) -> Metric:
-    """Totals of every start of the engine, added up, as the counter that they are."""
-    sums: dict[tuple[tuple[str, str], ...], float] = {}
+def over_boots(metric: Metric, kind: Kind) -> Metric:
+    """Totals of every start of the engine, added up, as the counter or histogram that they are."""
+    sums: dict[Labels, float] = {}
     for sample in metric.samples:
         labels = tuple((name, text) for name, text in sample.labels.items() if name != BOOT)
         sums[labels] = sums.get(labels, 0.0) + sample.value
-    counter = Metric(metric.name, metric.documentation, "counter")
+    added = Metric(metric.name, metric.documentation, kind.prometheus)
+    if kind is Kind.ENGINE_HISTOGRAM:
+        add_histogram(added, sums)
+        return added
     for labels, value in sums.items():
-        counter.add_sample(f"{metric.name}_total", dict(labels), value)
-    return counter
+        added.add_sample(f"{metric.name}_total", dict(labels), value)
+    return added
+
+
+def add_histogram(metric: Metric, counts: dict[Labels, float]) -> None:
+    """The samples of a histogram, from counts of single buckets and the sum of all."""
+    sums = {labels: value for labels, value in counts.items() if ("le", SUM) in labels}
+    buckets = [(labels, value) for labels, value in counts.items() if labels not in sums]
+    below: dict[Labels, float] = {}
+    for labels, value in sorted(buckets, key=lambda bucket: float(dict(bucket[0])["le"])):
+        of_series = without_bound(labels)
+        below[of_series] = below.get(of_series, 0.0) + value
+        metric.add_sample(f"{metric.name}_bucket", dict(labels), below[of_series])
+    for labels, value in sums.items():
+        of_series = without_bound(labels)
+        metric.add_sample(f"{metric.name}_count", dict(of_series), below[of_series])
+        metric.add_sample(f"{metric.name}_sum", dict(of_series), value)
+
+
+def without_bound(labels: Labels) -> Labels:
+    return tuple(pair for pair in labels if pair[0] != "le")
 
 
 def renamed(metric: Metric, name: str) -> Metric:

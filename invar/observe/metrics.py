@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from invar.observe.catalogue import METRICS, Kind, Spec
-from invar.observe.exposition import BOOT, Exposition
+from invar.observe.exposition import BOOT, OF_BOOTS, Exposition
 from invar.observe.requests import OTHER, RequestRecord
 
 MAX_NAMES = 256  # distinct values of a label that clients can choose; what comes later is "other"
@@ -33,7 +33,7 @@ class Metrics:
         self._boot, self._reported = "", self._series_of("")
         self._show_report({}, "")
         for spec in METRICS:
-            if spec.labels == self._labels_of_model(spec) and spec.kind is not Kind.ENGINE_TOTAL:
+            if spec.labels == self._labels_of_model(spec) and spec.kind not in OF_BOOTS:
                 self._child(spec.name)
         for reason in FINISHED_REASONS:
             self._child("vllm:request_success", reason)
@@ -61,11 +61,8 @@ class Metrics:
 
     # ------------------------------------------------------------ the engine
 
-    def observe_step(self, stats: Mapping[str, float], tokens: int) -> None:
-        """Takes the engine's gauges and running totals (none: nothing new), and how many tokens
-        came with them."""
-        if tokens:
-            self._child("vllm:iteration_tokens_total").observe(tokens)
+    def observe_report(self, stats: Mapping[str, float]) -> None:
+        """Takes the engine's gauges and running totals; none: nothing new."""
         if stats:
             boot = f"{stats.get('started', 0.0):.6f}"
             self._show_report({**stats, "starts": 1.0}, boot)
@@ -80,7 +77,7 @@ class Metrics:
         """What the report of an engine started then goes to: (name in the report, series)."""
         series = []
         for spec in METRICS:
-            of_boot = (boot,) if spec.kind is Kind.ENGINE_TOTAL else ()
+            of_boot = (boot,) if spec.kind in OF_BOOTS else ()
             for values, stat in spec.stats.items():
                 series.append(
                     (stat, self._metrics[spec.name].labels(*self._model, *values, *of_boot))
@@ -96,6 +93,11 @@ class Metrics:
     def show_cache(self, *, block_size: int, blocks: int, dtype: str, prefix_caching: bool) -> None:
         labels = (str(block_size), str(blocks), dtype, str(prefix_caching))
         self._child("vllm:cache_config_info", *labels).set(1)
+
+    def show_queue_limits(self, requests: int | None, tokens: int | None) -> None:
+        for of, limit in (("requests", requests), ("tokens", tokens)):
+            if limit is not None:
+                self._child("invar:queue_limit", of).set(limit)
 
     # ------------------------------------------------------------ requests
 
@@ -207,7 +209,7 @@ def made(spec: Spec, registry: CollectorRegistry) -> Any:
             return Histogram(
                 spec.name, spec.text, spec.labels, registry=registry, buckets=spec.buckets
             )
-        case Kind.ENGINE_TOTAL:
+        case Kind.ENGINE_TOTAL | Kind.ENGINE_HISTOGRAM:
             # Every process hears of the same totals: the furthest one is right.
             labels = (*spec.labels, BOOT)
             return Gauge(spec.name, spec.text, labels, registry=registry, multiprocess_mode="max")

@@ -228,7 +228,7 @@ class AsyncEngine:
 
     def _on_report(self, report: StepReport) -> None:
         self.waiting = int(report.stats.get("waiting", self.waiting))
-        self._metrics.observe_step(report.stats, sum(len(o.token_ids) for o in report.outputs))
+        self._metrics.observe_report(report.stats)
         for request_id, reason in report.refused.items():
             self._refuse(request_id, reason)
         stops = []

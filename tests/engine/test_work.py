@@ -14,6 +14,7 @@ from invar.config import EngineConfig
 from invar.engine.loader import load_engine
 from invar.engine.sampling_params import SamplingParams
 from invar.engine.work import LIMIT_ROUNDS, Work
+from invar.observe.catalogue import STEP_ROW_BOUNDS, step_rows_name
 from invar.weights.gguf import GGUFFile
 
 MODEL = ModelWork(
@@ -76,8 +77,10 @@ def test_against_sums_over_tokens(
                 t for row in range(start, end) for t in range(max(0, row - window + 1), row + 1)
             }
             read += group.page_bytes / 32 * len(seen)
-    totals = {name: value for name, value in work.totals.items() if value}
+    totals = {name: value for name, value in work.totals().items() if value}
     assert totals == {
+        step_rows_name(min(b for b in STEP_ROW_BOUNDS if b >= len(rows))): 1,
+        "rows": len(rows),
         f"{phase}_steps": 1,
         f"{phase}_seconds": 0.5,
         f"{phase}_rows": len(rows),
@@ -98,15 +101,19 @@ def test_the_highest_of_some_slices_is_the_limit() -> None:
     while work.measure_limit():
         pass
     assert sorted(machine.asked) == sorted(["read", "int8", "bf16", "fp32"] * LIMIT_ROUNDS)
-    assert work.totals["peak_read_bytes"] == 99
-    assert {"peak_int8_ops", "peak_bf16_ops", "peak_fp32_ops"} < work.totals.keys()
+    assert work.totals()["peak_read_bytes"] == 99
+    assert {"peak_int8_ops", "peak_bf16_ops", "peak_fp32_ops"} < work.totals().keys()
     assert not work.measure_limit()
 
 
-def test_without_knowledge_there_is_nothing() -> None:
+def test_without_knowledge_of_the_model_steps_are_counted() -> None:
     work, machine = work_of(None)
     work.ran(batch([(0, 7)], 1), 0.5)
-    assert work.totals == {}
+    totals = {name: value for name, value in work.totals().items() if value}
+    assert totals == {
+        "prefill_steps": 1, "prefill_seconds": 0.5, "prefill_rows": 7, "prefill_sequences": 1,
+        "steps_of_8_rows": 1, "rows": 7,
+    }  # fmt: skip
     assert not work.measure_limit()
     assert not machine.asked
 

@@ -21,7 +21,6 @@ VLLM_BOUNDS = {
     "vllm:inter_token_latency_seconds": (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 80.0),
     "vllm:time_to_first_token_seconds": (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 2560.0),
     "vllm:e2e_request_latency_seconds": (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 7680.0),
-    "vllm:iteration_tokens_total": (1.0, 8.0, 16.0, 32.0, 64.0, 16384.0),
     "vllm:request_params_n": (1.0, 2.0, 5.0, 10.0, 20.0),
 }
 # name → labels, of what vLLM's dashboards, its example alerts and routers ask for.
@@ -83,19 +82,39 @@ def test_names_labels_and_bounds_of_vllm() -> None:
 
 def test_totals_go_on_over_a_restart_of_the_engine() -> None:
     metrics = Metrics("m")
-    metrics.observe_step(STEP, 2)
+    metrics.observe_report(STEP)
     assert value(metrics, "vllm:num_preemptions_total") == 3
     seen = []
     # The new engine counts from 0; soon it has counted as far as the old one, and further.
     for count in (0.0, 2.0, 3.0, 7.0):
-        metrics.observe_step(STEP | {"started": 6.0, "preemptions": count, "running": 1.0}, 0)
+        metrics.observe_report(STEP | {"started": 6.0, "preemptions": count, "running": 1.0})
         seen.append(value(metrics, "vllm:num_preemptions_total"))
     assert seen == [3, 5, 6, 10]
     assert value(metrics, "invar:engine_starts_total") == 2
     assert value(metrics, "vllm:num_requests_running") == 1
-    metrics.observe_step({}, 4)  # nothing new
+    metrics.observe_report({})  # nothing new
     assert value(metrics, "vllm:num_requests_running") == 1
-    assert value(metrics, "vllm:iteration_tokens_total_count") == 2
+
+
+def test_a_histogram_that_the_engine_counts() -> None:
+    metrics = Metrics("m")
+    for started in (5.0, 6.0):
+        stats = {"steps_of_1_rows": 2.0, "steps_of_32_rows": 1.0, "steps_of_more_rows": 1.0}
+        metrics.observe_report(stats | {"started": started, "rows": 20_033.0})
+    buckets = {"1.0": 4, "8.0": 4, "16.0": 4, "32.0": 6, "64.0": 6, "16384.0": 6, "+Inf": 8}
+    for bound, steps in buckets.items():
+        assert value(metrics, "vllm:iteration_tokens_total_bucket", le=bound) == steps
+    assert value(metrics, "vllm:iteration_tokens_total_count") == 8
+    assert value(metrics, "vllm:iteration_tokens_total_sum") == 40_066
+
+
+def test_limits_of_the_queue_and_the_cache_in_labels() -> None:
+    metrics = Metrics("m")
+    metrics.show_queue_limits(16, None)
+    metrics.show_cache(block_size=32, blocks=8, dtype="bf16", prefix_caching=True)
+    assert value(metrics, "invar:queue_limit") == 16
+    labels = {"block_size": "32", "num_gpu_blocks": "8", "enable_prefix_caching": "True"}
+    assert value(metrics, "vllm:cache_config_info", cache_dtype="bf16", **labels) == 1
 
 
 def test_names_that_clients_make_up_are_bounded() -> None:
@@ -155,7 +174,7 @@ def processes(tmp_path: Path) -> list[Process]:
 def test_any_process_answers_for_all(processes: list[Process], tmp_path: Path) -> None:
     first, second = processes
     model = 'engine="0",model_name="m"'
-    step = f"metrics.observe_step({STEP}, 3)"
+    step = f"metrics.observe_report({STEP})"
     first.run(step)  # both hear of the same engine
     second.run(step)
     for process in processes:
@@ -175,7 +194,7 @@ def test_any_process_answers_for_all(processes: list[Process], tmp_path: Path) -
     first.kill()
     third = Process(tmp_path)
     again = STEP | {"started": 6.0, "preemptions": 1.0, "running": 1.0}
-    third.run(f"metrics.observe_tokens(1); metrics.observe_step({again}, 1)")
+    third.run(f"metrics.observe_tokens(1); metrics.observe_report({again})")
     for process in (second, third):
         found = process.run("render")
         assert found[f"vllm:generation_tokens_total{{{model}}}"] == 11
