@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -123,3 +124,7 @@ def finish_fields(reason: FinishReason | None, stop: int | str | None) -> dict[s
 
 def client_left() -> Response:
     return Response(status_code=CLIENT_CLOSED)
+
+
+def json_response(value: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.body import parse_fields, parse_json, read_body
-from invar.api.calls import Call, check_stream_options, client_left, finish_fields
+from invar.api.calls import Call, check_stream_options, finish_fields
 from invar.api.conversation import Conversation, start_conversation
 from invar.api.errors import bad_request
 from invar.api.fields import ChatFields
@@ -18,8 +17,7 @@ from invar.api.limits import check_n
 from invar.api.logprobs import chat_logprobs, prompt_logprobs
 from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import EventStream, Frames, collect, items
-from invar.api.threads import beside_loop
+from invar.api.streams import Frames, answer
 from invar.serving.choice import ChoiceDelta
 
 CHUNK = "chat.completion.chunk"
@@ -44,13 +42,7 @@ async def chat_completions(server: Server, request: Request) -> Response:
         fields, raw["messages"], len(body), max_tokens, logprobs_count(server, fields)
     )
     call = await start_conversation(server, request, "chatcmpl", conversation)
-    if fields.stream:
-        return EventStream(call, ChatFrames(call, bool(fields.logprobs)))
-    answers = await collect(call, call.n, request.receive)
-    if answers is None:
-        return client_left()
-    call.usage.take(answers)
-    return await beside_loop(items(answers), lambda: json_response(complete(call, answers, fields)))
+    return await answer(request, call, ChatFrames(call, fields), fields.stream)
 
 
 def logprobs_count(server: Server, fields: ChatFields) -> int | None:
@@ -65,41 +57,40 @@ def logprobs_count(server: Server, fields: ChatFields) -> int | None:
     return (top or 0) if fields.logprobs else None
 
 
-def complete(call: Call, answers: Sequence[ChoiceDelta], fields: ChatFields) -> dict[str, Any]:
-    """The response of a call without stream."""
-    tokenizer = call.server.model.tokenizer
-    with_logprobs = bool(fields.logprobs)
-    choices = [
-        {
-            "index": answer.index,
-            "message": {
-                "role": "assistant",
-                "content": answer.text,
-                "refusal": None,
-                # vLLM's new name and its old one: clients read either.
-                "reasoning": None,
-                "reasoning_content": None,
-            },
-            "logprobs": chat_logprobs(tokenizer, answer.logprobs) if with_logprobs else None,
-            **finish_fields(answer.finish_reason, answer.stop_reason),
-        }
-        for answer in answers
-    ]
-    response = call.envelope("chat.completion", choices) | {"usage": call.usage.as_json()}
-    scored = next((a.prompt_logprobs for a in answers if a.prompt_logprobs is not None), None)
-    response["prompt_logprobs"] = (
-        None if scored is None else prompt_logprobs(tokenizer, scored, fields.prompt_logprobs or 0)
-    )
-    return response
-
-
 class ChatFrames(Frames):
     """Chunks in OpenAI's order: role, content, finish, each choice on its own; then usage."""
 
-    def __init__(self, call: Call, with_logprobs: bool) -> None:
+    def __init__(self, call: Call, fields: ChatFields) -> None:
         self._call = call
-        self._with_logprobs = with_logprobs
+        self._with_logprobs = bool(fields.logprobs)
+        self._prompt_top = fields.prompt_logprobs or 0
         self._opened = False
+
+    def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        call, tokenizer = self._call, self._call.server.model.tokenizer
+        call.usage.take(answers)
+        choices = [
+            {
+                "index": one.index,
+                "message": {
+                    "role": "assistant",
+                    "content": one.text,
+                    "refusal": None,
+                    # vLLM's new name and its old one: clients read either.
+                    "reasoning": None,
+                    "reasoning_content": None,
+                },
+                "logprobs": self._logprobs(one),
+                **finish_fields(one.finish_reason, one.stop_reason),
+            }
+            for one in answers
+        ]
+        response = call.envelope("chat.completion", choices) | {"usage": call.usage.as_json()}
+        scored = next((a.prompt_logprobs for a in answers if a.prompt_logprobs is not None), None)
+        response["prompt_logprobs"] = (
+            None if scored is None else prompt_logprobs(tokenizer, scored, self._prompt_top)
+        )
+        return response
 
     def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
         frames = []
@@ -126,12 +117,11 @@ class ChatFrames(Frames):
         scored: ChoiceDelta | None = None,
         finish: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        logprobs = None
-        if self._with_logprobs and scored is not None:
-            logprobs = chat_logprobs(self._call.server.model.tokenizer, scored.logprobs)
+        logprobs = None if scored is None else self._logprobs(scored)
         choice = {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": None}
         return self._call.chunk(CHUNK, choice | (finish or {}))
 
-
-def json_response(value: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    def _logprobs(self, delta: ChoiceDelta) -> dict[str, Any] | None:
+        if not self._with_logprobs:
+            return None
+        return chat_logprobs(self._call.server.model.tokenizer, delta.logprobs)

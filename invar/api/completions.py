@@ -12,11 +12,9 @@ from invar.api.body import parse_fields, parse_json, read_body
 from invar.api.calls import (
     Call,
     check_stream_options,
-    client_left,
     finish_fields,
     start_call,
 )
-from invar.api.chat import json_response
 from invar.api.fields import CompletionFields
 from invar.api.limits import check_n, check_range
 from invar.api.logprobs import completion_logprobs, prompt_logprobs
@@ -29,7 +27,7 @@ from invar.api.sampling import (
     wanted_tokens,
 )
 from invar.api.server import Server
-from invar.api.streams import EventStream, Frames, collect, items
+from invar.api.streams import Frames, answer
 from invar.api.threads import beside_loop
 from invar.engine.door import ResolvedParams
 from invar.engine.request import TokenLogprobs
@@ -69,12 +67,7 @@ async def completions(server: Server, request: Request) -> Response:
     echoes = await beside_loop(sum(map(len, echoed)), lambda: [Echo(tokenizer, p) for p in echoed])
     call = start_call(server, request, "cmpl", fields, prompts, choices)
     writer = CompletionWriter(call, fields, echoes)
-    if fields.stream:
-        return EventStream(call, writer)
-    answers = await collect(call, len(choices), request.receive)
-    if answers is None:
-        return client_left()
-    return await beside_loop(items(answers), lambda: json_response(writer.complete(answers)))
+    return await answer(request, call, writer, fields.stream)
 
 
 def all_choices(
@@ -109,11 +102,11 @@ class CompletionWriter(Frames):
 
     def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
         choices = []
-        for answer in answers:
-            choice = self._choice(answer)
-            if self._prompt_top is not None and answer.prompt_logprobs is not None:
+        for one in answers:
+            choice = self._choice(one)
+            if self._prompt_top is not None and one.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = prompt_logprobs(
-                    self._tokenizer, answer.prompt_logprobs, self._prompt_top
+                    self._tokenizer, one.prompt_logprobs, self._prompt_top
                 )
             choices.append(choice)
         return self._call.envelope(KIND, choices) | {"usage": self._call.usage.as_json()}

@@ -10,8 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from invar.api.calls import Call
-from invar.api.chat import json_response
+from invar.api.calls import Call, json_response
 from invar.api.errors import ApiError, bad_request, internal
 from invar.api.frame import TICKET
 from invar.api.refusals import cannot
@@ -162,7 +161,7 @@ async def take_in(call: Call, writer: ResponseWriter) -> None:
                 answer.extend(delta)
         if answer.finish_reason is None:
             return  # cancelled, and booked by whoever did it
-        response = writer.response_failed(error) if error else await writer.complete([answer])
+        response = writer.response_failed(error) if error else writer.complete([answer])
         await store.finish(keeper.owner, response)
     except Exception:
         logger.exception("background response %s failed", call.id)

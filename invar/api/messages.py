@@ -9,19 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.body import parse_json, read_body
-from invar.api.calls import Call, client_left
-from invar.api.chat import json_response
+from invar.api.calls import Call, json_response
 from invar.api.conversation import Conversation, in_words, start_conversation
 from invar.api.messages_input import CountFields, MessagesFields, chat_fields, parse_messages
 from invar.api.prompts import chat_prompt
 from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import EventStream, Frames, collect, events, items
-from invar.api.threads import beside_loop
+from invar.api.streams import Frames, answer, events
 from invar.engine.request import FinishReason
 from invar.serving.choice import ChoiceDelta
-
-PING = events([{"type": "ping"}])
 
 
 async def create_message(server: Server, request: Request) -> Response:
@@ -36,14 +32,7 @@ async def create_message(server: Server, request: Request) -> Response:
     )
     with in_words({"stop": "stop_sequences"}):
         call = await start_conversation(server, request, "msg", conversation)
-    writer = MessageWriter(call, max_tokens)
-    if fields.stream:
-        return EventStream(call, writer, keep_alive=PING)
-    answers = await collect(call, call.n, request.receive)
-    if answers is None:
-        return client_left()
-    (answer,) = answers
-    return await beside_loop(items(answers), lambda: json_response(writer.complete(answer)))
+    return await answer(request, call, MessageWriter(call, max_tokens), fields.stream)
 
 
 async def count_tokens(server: Server, request: Request) -> Response:
@@ -60,6 +49,7 @@ class MessageWriter(Frames):
     """The message, whole or as events. There is always one block of text, if only an empty one."""
 
     ends_with_done = False
+    keep_alive = events([{"type": "ping"}])
 
     def __init__(self, call: Call, max_tokens: int) -> None:
         self._call = call
@@ -67,10 +57,11 @@ class MessageWriter(Frames):
         self._opened = False
         self._end: dict[str, Any] = {}
 
-    def complete(self, answer: ChoiceDelta) -> dict[str, Any]:
-        self._call.usage.take([answer])
-        content = [{"type": "text", "text": answer.text, "citations": None}]
-        return self._message(content) | self._stop(answer)
+    def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        self._call.usage.take(answers)
+        (only,) = answers
+        content = [{"type": "text", "text": only.text, "citations": None}]
+        return self._message(content) | self._stop(only)
 
     def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
         self._call.usage.take(deltas)

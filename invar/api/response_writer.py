@@ -47,9 +47,16 @@ class ResponseWriter(Frames):
         self._sequence = 0
         self._item_id = f"msg_{call.id}"
 
-    async def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
+    def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
         self._take(answers)
-        return await self._ended()
+        return self._whole()
+
+    async def kept(self, answer: dict[str, Any]) -> dict[str, Any]:
+        keeper = self.keeper
+        if keeper is None:
+            return answer
+        # What could not be kept says so.
+        return answer | {"store": await keeper.kept.store.put(keeper.owner, answer, keeper.items)}
 
     def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
         frames: list[dict[str, Any]] = []
@@ -71,7 +78,7 @@ class ResponseWriter(Frames):
         return frames
 
     async def closing(self) -> list[dict[str, Any]]:
-        response = await self._ended()
+        response = await self.kept(self._whole())
         (item,) = response["output"]
         (part,) = item["content"]
         text, logprobs = part["text"], part["logprobs"]
@@ -137,13 +144,12 @@ class ResponseWriter(Frames):
         self._logprobs += found
         return found
 
-    async def _ended(self) -> dict[str, Any]:
-        """The whole object, in the store if it is kept."""
+    def _whole(self) -> dict[str, Any]:
         whole = self._answer.finish_reason is not FinishReason.LENGTH
         status = "completed" if whole else "incomplete"
         part = self._part(self._answer.text, self._logprobs)
         usage = self._call.usage
-        response = self.response(status) | {
+        return self.response(status) | {
             "completed_at": int(self._call.server.clock()),
             "incomplete_details": None if whole else {"reason": "max_output_tokens"},
             "output": [self._item(status, [part])],
@@ -158,12 +164,6 @@ class ResponseWriter(Frames):
                 "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             },
         }
-        keeper = self.keeper
-        if keeper is not None and not self._fields.background:
-            # What could not be kept says so.
-            kept = await keeper.kept.store.put(keeper.owner, response, keeper.items)
-            response["store"] = kept
-        return response
 
     def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -9,8 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.body import parse_json, read_body
-from invar.api.calls import client_left
-from invar.api.chat import json_response
+from invar.api.calls import json_response
 from invar.api.conversation import Conversation, in_words, start_conversation
 from invar.api.errors import bad_request
 from invar.api.kept_responses import earlier_items, kept_here, run_in_background
@@ -29,8 +28,7 @@ from invar.api.responses_input import (
 )
 from invar.api.sampling import owner_of, wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import EventStream, collect, items
-from invar.api.threads import beside_loop
+from invar.api.streams import answer
 
 IN_WORDS = {"messages": "input", "max_tokens": "max_output_tokens"}
 
@@ -53,13 +51,7 @@ async def create_response(server: Server, request: Request) -> Response:
     writer = ResponseWriter(call, fields, top is not None, keeper)
     if fields.background:
         return json_response(await run_in_background(request, call, writer))
-    if fields.stream:
-        return EventStream(call, writer)
-    answers = await collect(call, call.n, request.receive)
-    if answers is None:
-        return client_left()
-    response = await writer.complete(answers)
-    return await beside_loop(items(answers), lambda: json_response(response))
+    return await answer(request, call, writer, fields.stream)
 
 
 async def count_input_tokens(server: Server, request: Request) -> Response:

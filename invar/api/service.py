@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.admission import queue_full
-from invar.api.chat import json_response
+from invar.api.calls import json_response
 from invar.api.errors import ApiError, engine_dead, not_ready, shutting_down
 from invar.api.frame import API_KEY
 from invar.api.keys import ApiKey

@@ -13,10 +13,11 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from invar.api.calls import Call
+from invar.api.calls import Call, client_left, json_response
 from invar.api.errors import (
     ApiError,
     bad_request,
@@ -84,12 +85,21 @@ class Watch:
 
 
 class Frames(ABC):
-    """A dialect's way to write a stream; each frame is one JSON object.
+    """A dialect's way to write an answer: whole, or as a stream of frames, one JSON object each.
 
     Where a frame has a ``type``, its event is named so.
     """
 
     ends_with_done = True  # OpenAI's older routes end a stream that is complete with [DONE]
+    keep_alive = COMMENT
+
+    @abstractmethod
+    def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
+        """The whole answer, of all choices in full."""
+
+    async def kept(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer, after it has been kept where the dialect asks for that."""
+        return answer
 
     @abstractmethod
     def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]: ...
@@ -109,12 +119,12 @@ class EventStream(Response):
     interval of keep-alive comments, since proxies give up on a connection that says nothing.
     """
 
-    def __init__(self, call: Call, frames: Frames, keep_alive: bytes = COMMENT) -> None:
+    def __init__(self, call: Call, frames: Frames) -> None:
         self.background = None
         self._call = call
         self._limits = call.server.limits
         self._frames = frames
-        self._keep_alive = keep_alive
+        self._keep_alive = frames.keep_alive
         self._started = False
         self._ended = False
         self._writing = asyncio.Lock()
@@ -244,9 +254,20 @@ def without_end(delta: ChoiceDelta) -> ChoiceDelta:
     return dataclasses.replace(delta, finish_reason=None, error=None)
 
 
-async def collect(call: Call, choices: int, receive: Receive) -> list[ChoiceDelta] | None:
+async def answer(request: Request, call: Call, frames: Frames, stream: bool | None) -> Response:
+    """The response of a call, streamed or whole. Raises ApiError."""
+    if stream:
+        return EventStream(call, frames)
+    answers = await collect(call, request.receive)
+    if answers is None:
+        return client_left()
+    whole = await frames.kept(await beside_loop(items(answers), lambda: frames.complete(answers)))
+    return await beside_loop(items(answers), lambda: json_response(whole))
+
+
+async def collect(call: Call, receive: Receive) -> list[ChoiceDelta] | None:
     """All choices in full, or None if the client left before the end. Raises ApiError."""
-    answers = [ChoiceDelta(index) for index in range(choices)]
+    answers = [ChoiceDelta(index) for index in range(call.n * len(call.prompts))]
     async with Watch(receive, call) as watch:
         async for deltas in call.generation:
             error = first_error(deltas)

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.body import parse_fields, parse_json, read_body
-from invar.api.chat import json_response
+from invar.api.calls import json_response
 from invar.api.errors import bad_request
 from invar.api.fields import DetokenizeFields, TokenizeFields
 from invar.api.limits import checked_token_ids

@@ -7,6 +7,7 @@ which tokens come in which step.
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -306,3 +307,14 @@ def events(response: httpx.Response) -> list[str]:
     blocks = [block for block in response.text.split("\n\n") if block]
     assert all(block.startswith("data: ") for block in blocks)
     return [block.removeprefix("data: ") for block in blocks]
+
+
+def typed_events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The data of each server-sent event; all are named as their type."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    frames = []
+    for block in response.text.split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        frames.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {frames[-1]['type']}"
+    return frames

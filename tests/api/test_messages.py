@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from invar.api.keys import key_ring
 
-from .scripted import RunningServer, endless, failing, running, says, token
+from .scripted import RunningServer, endless, failing, running, says, token, typed_events
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 
@@ -29,16 +28,6 @@ def count(server: RunningServer, **fields: Any) -> int:
     assert answer.status_code == 200, answer.text
     tokens: int = answer.json()["input_tokens"]
     return tokens
-
-
-def streamed(answer: httpx.Response) -> list[dict[str, Any]]:
-    """The data of every event; each is named as its type."""
-    frames = []
-    for block in answer.text.split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        frames.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {frames[-1]['type']}"
-    return frames
 
 
 def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
@@ -96,7 +85,7 @@ def test_official_async_client(hello: RunningServer) -> None:
 
 
 def test_order_of_events(hello: RunningServer) -> None:
-    frames = streamed(send(hello, stream=True))
+    frames = typed_events(send(hello, stream=True))
     kinds = [frame["type"] for frame in frames]
     assert kinds[:3] == ["message_start", "content_block_start", "ping"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -116,7 +105,7 @@ def test_order_of_events(hello: RunningServer) -> None:
 def test_an_empty_answer_has_an_empty_block() -> None:
     with running(says()) as server:
         assert send(server).json()["content"][0]["text"] == ""
-        kinds = [frame["type"] for frame in streamed(send(server, stream=True))]
+        kinds = [frame["type"] for frame in typed_events(send(server, stream=True))]
     assert kinds == [
         "message_start", "content_block_start", "ping", "content_block_stop", "message_delta",
         "message_stop",
@@ -128,7 +117,7 @@ def test_why_an_answer_ended(hello: RunningServer) -> None:
     assert stopped["content"][0]["text"] == "Hello "
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "wor")
     assert send(hello, max_tokens=2).json()["stop_reason"] == "max_tokens"
-    frames = streamed(send(hello, stop_sequences=["!"], stream=True))
+    frames = typed_events(send(hello, stop_sequences=["!"], stream=True))
     assert frames[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "!"}
 
 
@@ -187,7 +176,7 @@ def test_claude_codes_first_requests(hello: RunningServer) -> None:
     for body in (probe, CLAUDE_CODE):
         answer = hello.http.post("/v1/messages?beta=true", json=body, headers=HEADERS)
         assert answer.status_code == 200, answer.text
-    assert streamed(answer)[-1] == {"type": "message_stop"}
+    assert typed_events(answer)[-1] == {"type": "message_stop"}
     names = ("model", "messages", "system", "tools", "thinking")
     body = {name: CLAUDE_CODE[name] for name in names}
     answer = hello.http.post("/v1/messages/count_tokens?beta=true", json=body, headers=HEADERS)
@@ -317,7 +306,7 @@ def test_a_failure_is_a_status_before_the_first_token_and_an_event_after_it() ->
     with running(failing(0)) as server:
         assert error_of(send(server, stream=True), 500)["type"] == "api_error"
     with running(failing(2)) as server:
-        frames = streamed(send(server, stream=True))
+        frames = typed_events(send(server, stream=True))
         assert frames[-1]["type"] == "error"
         assert frames[-1]["error"]["type"] == "api_error"
         assert "message_stop" not in {frame["type"] for frame in frames}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from .scripted import RunningServer, endless, failing, running
+from .scripted import RunningServer, endless, failing, running, typed_events
 
 
 def send(server: RunningServer, **fields: Any) -> httpx.Response:
@@ -28,13 +27,10 @@ def count(server: RunningServer, **fields: Any) -> int:
 
 
 def streamed(answer: httpx.Response) -> list[dict[str, Any]]:
-    """Every event: named as its type, numbered, and of a shape that the client's types know."""
-    frames = []
-    for block in answer.text.split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        frames.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {frames[-1]['type']}"
-        TypeAdapter(ResponseStreamEvent).validate_python(frames[-1])
+    """Every event: numbered, and of a shape that the client's types know."""
+    frames = typed_events(answer)
+    for frame in frames:
+        TypeAdapter(ResponseStreamEvent).validate_python(frame)
     assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
     return frames
 
