@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -34,6 +35,32 @@ def test_responses_outlive_the_server(tmp_path: Path) -> None:
     with serving(*words) as server:
         path = f"{server.url}/v1/responses/{answer['id']}"
         assert httpx.get(path).json() == answer
+
+
+def test_http_processes_share_them(tmp_path: Path) -> None:
+    """Whichever process takes a request, it finds what another has kept, and cancels it."""
+    words = (TINY, "--api-server-count", "2", "--response-store", str(tmp_path / "kept"))
+    with serving(*words) as server:
+
+        def ask(method: str, path: str, **body: Any) -> dict[str, Any]:
+            # A connection of its own each time, so that either process may take it.
+            answer = httpx.request(method, f"{server.url}{path}", json=body or None, timeout=60)
+            assert answer.status_code == 200, answer.text
+            found: dict[str, Any] = answer.json()
+            return found
+
+        kept = ask("POST", "/v1/responses", input="one", max_output_tokens=4)
+        path = f"/v1/responses/{kept['id']}"
+        assert all(ask("GET", path) == kept for _ in range(12))
+        for _ in range(6):
+            body = {"input": "two", "max_output_tokens": 4, "previous_response_id": kept["id"]}
+            kept = ask("POST", "/v1/responses", **body)
+        begun = [ask("POST", "/v1/responses", input="one", background=True) for _ in range(6)]
+        for one in begun:
+            ask("POST", f"/v1/responses/{one['id']}/cancel")
+        ends = {ask("GET", f"/v1/responses/{one['id']}")["status"] for one in begun}
+        assert ends <= {"cancelled", "completed", "incomplete"}
+        assert server.end() == 0
 
 
 def test_where_they_are_kept(
