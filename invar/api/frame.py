@@ -84,7 +84,8 @@ class RequestFrame:
             if self._server.draining and path not in OPEN_PATHS and path != METRICS:
                 raise shutting_down()
             key = scope[API_KEY] = self._key_of(scope, headers)
-            record.key = None if key is None else key.name
+            if key is not None:
+                record.key, record.key_id = key.name, key.digest.hex()[:8]
             scope[DEADLINE] = deadline(headers, record.began)
             if key is None or scope["method"] != "POST":
                 await self._app(scope, receive_watched, send_with_id)

@@ -69,7 +69,7 @@ class HttpOptions:
     strict_fields: bool = False
     open_metrics: bool = False
     access_log: bool = True
-    otlp_endpoint: str | None = None  # of a collector of traces
+    traces_url: str | None = None  # of a collector
 
 
 def parser() -> CommandParser:
@@ -253,7 +253,7 @@ def http_options(args: argparse.Namespace) -> HttpOptions:
         strict_fields=args.strict_fields,
         open_metrics=args.open_metrics,
         access_log=not args.no_access_log,
-        otlp_endpoint=args.otlp_traces_endpoint,
+        traces_url=traces_url(args.otlp_traces_endpoint),
     )
 
 
@@ -338,19 +338,27 @@ def http_server(
         max_queued_tokens=http.max_queued_tokens,
         open_metrics=http.open_metrics,
         access_log=log,
-        traces=None if http.otlp_endpoint is None else traces(http.otlp_endpoint, config.names[0]),
+        traces=None if http.traces_url is None else traces(http.traces_url, config.names[0]),
     )
 
 
-def traces(endpoint: str, model: str) -> Traces:
-    """Raises ValueError where they cannot be sent."""
+def traces_url(endpoint: str | None) -> str | None:
+    """Raises ValueError where traces cannot be sent."""
+    if endpoint is None:
+        return None
     try:
-        from invar.observe.traces import Traces, otlp_exporter
+        from invar.observe.traces import otlp_url
     except ModuleNotFoundError as error:
         raise ValueError(
             f"--otlp-traces-endpoint: {error.name} is missing; pip install 'invar-llm[otel]'"
         ) from None
-    return Traces(otlp_exporter(endpoint), model)
+    return otlp_url(endpoint)
+
+
+def traces(url: str, model: str) -> Traces:
+    from invar.observe.traces import Traces, otlp_exporter
+
+    return Traces(otlp_exporter(url), model)
 
 
 def origins(given: str) -> tuple[str, ...]:

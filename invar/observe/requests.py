@@ -48,7 +48,8 @@ class RequestRecord:
     route: str = OTHER
     status: int = 0
     error: str | None = None  # code of an error answer
-    key: str | None = None  # name of the caller's API key, never the key
+    key: str | None = None  # name of the caller's API key
+    key_id: str | None = None  # beginning of its digest; never of the key
     trace_headers: dict[str, str] = field(default_factory=dict)  # traceparent and tracestate
     trace_id: str | None = None
     stream: bool = False
@@ -117,6 +118,7 @@ class RequestRecord:
             "status": self.status,
             "error": self.error,
             "key": self.key,
+            "key_id": self.key_id,
             "e2e_ms": milliseconds(self.began, ended),
         }
         if self.choices:

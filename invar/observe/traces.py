@@ -68,8 +68,12 @@ class Traces:
         self._provider.shutdown()
 
 
-def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Raises ValueError for an endpoint that is none, or another protocol."""
+def otlp_exporter(url: str) -> SpanExporter:
+    return OTLPSpanExporter(url)
+
+
+def otlp_url(endpoint: str) -> str:
+    """Where spans go. Raises ValueError for an endpoint that is none, or another protocol."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(
@@ -79,9 +83,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     for variable in PROTOCOL_VARIABLES:
         if os.environ.get(variable, "http/protobuf") != "http/protobuf":
             raise ValueError(f"{variable}: traces are sent as http/protobuf only")
-    if parts.path in ("", "/"):
-        endpoint = parts._replace(path=TRACES_PATH).geturl()
-    return OTLPSpanExporter(endpoint)
+    return endpoint if parts.path.strip("/") else parts._replace(path=TRACES_PATH).geturl()
 
 
 def name_of(record: RequestRecord) -> str:

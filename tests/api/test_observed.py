@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from observe.exposed import samples
 
+from invar.api.keys import key_ring
 from invar.engine.request import EngineRequest
 from invar.observe.access_log import AccessLog
 from invar.observe.metrics import MAX_NAMES
@@ -66,6 +68,22 @@ def test_one_line_a_request_without_its_text(tmp_path: Path) -> None:
     assert (wrong["status"], wrong["error"]) == (400, "invalid_request_error")
     assert "prompt_tokens" not in wrong
     assert (lost["status"], lost["route"], lost["path"]) == (404, "other", "/secret%0Apath")
+
+
+def test_a_key_by_name_and_digest(tmp_path: Path) -> None:
+    with logged(says("Hello"), tmp_path, keys=key_ring(["sk-one", "sk-two"], None)) as (
+        server,
+        path,
+    ):
+        server.chat()
+        server.http.headers["authorization"] = "Bearer sk-two"
+        server.chat()
+    refused, known = lines(path)
+    assert (refused["status"], refused["error"]) == (401, "invalid_api_key")
+    assert "key" not in refused
+    digest = hashlib.sha256(b"sk-two").hexdigest()
+    assert (known["key"], known["key_id"]) == ("key-2", digest[:8])
+    assert "sk-" not in path.read_text()
 
 
 def test_a_client_that_leaves(tmp_path: Path) -> None:

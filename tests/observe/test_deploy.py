@@ -24,6 +24,7 @@ from invar.cli import serve
 from invar.cli.rewrite import rewrite
 from invar.observe.metrics import Metrics
 
+from .collector import collecting
 from .exposed import samples
 
 ROOT = Path(__file__).parents[2]
@@ -232,7 +233,10 @@ def scraping(programs: Path, folder: Path, server: Serving) -> Iterator[Promethe
 
 def test_a_real_prometheus_over_a_real_server(programs: Path, tmp_path: Path) -> None:
     with (
-        serving(TINY, "--served-model-name", "tiny") as server,
+        collecting() as collector,
+        serving(
+            TINY, "--served-model-name", "tiny", "--otlp-traces-endpoint", collector.url
+        ) as server,
         scraping(programs, tmp_path, server) as prometheus,
     ):
         prometheus.wait_for("up{job='invar'} == 1")
@@ -250,6 +254,11 @@ def test_a_real_prometheus_over_a_real_server(programs: Path, tmp_path: Path) ->
         states = {rule["name"]: rule for group in groups for rule in group["rules"]}
         assert {rule["health"] for rule in states.values()} == {"ok"}, states
         assert not [name for name, rule in states.items() if rule.get("state") == "firing"]
+        assert server.end() == 0
+        span = collector.named("text_completion tiny")
+    lines = [json.loads(line) for line in server.lines if line.startswith('{"time"')]
+    traced = [line["trace_id"] for line in lines if "trace_id" in line]
+    assert traced == [span.trace_id.hex()]
 
 
 def complete(server: Serving, body: dict[str, Any]) -> None:

@@ -2,72 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 from api.scripted import RunningServer, endless, running, says
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from invar.observe.traces import Traces, otlp_exporter
+from invar.cli.serve import http_options, parser
+from invar.observe.traces import Traces, otlp_exporter, otlp_url
+
+from .collector import Collector, collecting
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
 
 
-class Collector(HTTPServer):
-    """Keeps the spans that are sent to it."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.paths: set[str] = set()
-        super().__init__(("127.0.0.1", 0), Receiver)
-
-    def named(self, name: str) -> Any:
-        (span,) = [span for span in self.spans if span.name == name]
-        return span
-
-
-class Receiver(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.headers.get("content-encoding") == "gzip":
-            body = gzip.decompress(body)
-        request = ExportTraceServiceRequest.FromString(body)
-        self.server.paths.add(self.path)
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.server.spans += scope.spans
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        return None
-
-
 @contextmanager
 def traced(**options: Any) -> Iterator[tuple[RunningServer, Collector]]:
     """The spans are there after the block."""
-    collector = Collector()
-    thread = threading.Thread(target=collector.serve_forever)
-    thread.start()
-    try:
-        with running(**options) as server:
-            exporter = otlp_exporter(f"http://127.0.0.1:{collector.server_port}")
-            server.server.traces = Traces(exporter, "scripted")
-            yield server, collector
-    finally:
-        collector.shutdown()
-        thread.join()
-        collector.server_close()
+    with collecting() as collector, running(**options) as server:
+        server.server.traces = Traces(otlp_exporter(otlp_url(collector.url)), "scripted")
+        yield server, collector
 
 
 def attributes(span: Any) -> dict[str, Any]:
@@ -137,14 +95,22 @@ def test_errors_and_what_the_caller_does_not_want() -> None:
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "grpc://localhost:4317", "http://"])
 def test_an_endpoint_that_is_none(endpoint: str) -> None:
+    """Said before the model is read."""
     with pytest.raises(ValueError, match=r"--otlp-traces-endpoint .*localhost:4318/v1/traces"):
-        otlp_exporter(endpoint)
+        http_options(parser().parse_args(["m", "--otlp-traces-endpoint", endpoint]))
 
 
 def test_another_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
     with pytest.raises(ValueError, match="http/protobuf only"):
-        otlp_exporter("http://localhost:4318")
+        otlp_url("http://localhost:4318")
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "invar.observe.traces")
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    with pytest.raises(ValueError, match=r"pip install 'invar-llm\[otel\]'"):
+        http_options(parser().parse_args(["m", "--otlp-traces-endpoint", "http://localhost:4318"]))
 
 
 def test_nothing_is_imported_unless_asked_for() -> None:
