@@ -9,7 +9,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from invar.api.errors import ApiError, shutting_down
 
@@ -17,6 +22,11 @@ from invar.api.errors import ApiError, shutting_down
 # once a slice, so that up to two slices more may pass.
 MAX_HEAD_BYTES = 64 << 10
 SLICE_BYTES = 16 << 10
+# A body that comes more slowly, over as long as an idle connection is kept, is not waited for.
+BODY_BYTES_PER_S = 256
+# Requests that a client may send ahead while one runs. Beyond that nothing more is read of it, and
+# that it leaves is noticed only when its turn comes.
+MAX_PIPELINE = 16
 # Once the server is shutting down: what is on its way arrives within it.
 BODY_GRACE_S = 1.0
 # A client that has stopped to read: its connection is closed with what waits in it.
@@ -29,6 +39,9 @@ class Connection(HttpToolsProtocol):
     _head_bytes = 0  # since the last part of a body, or the last end of a request
     _progress = False
     _head_deadline: asyncio.TimerHandle | None = None
+    _body_deadline: asyncio.TimerHandle | None = None
+    _body_bytes = 0  # since the last look
+    _running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,7 +49,16 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._have_head()
+        self._have_body()
         super().connection_lost(exc)
+        # Uvicorn tells the last request of a pipeline, which is not the one that runs.
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), SLICE_BYTES):
@@ -56,14 +78,19 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._have_head()
+        self._await_body()
         super().on_headers_complete()
+        if self.pipeline and len(self.pipeline) <= MAX_PIPELINE:
+            self.flow.resume_reading()  # or nobody hears that the client leaves
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._progress = True
+        self._have_body()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -104,6 +131,28 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
 
+    def _await_body(self) -> None:
+        self._body_bytes = 0
+        self._body_deadline = self.loop.call_later(self.timeout_keep_alive, self._look_at_body)
+
+    def _have_body(self) -> None:
+        if self._body_deadline is not None:
+            self._body_deadline.cancel()
+            self._body_deadline = None
+
+    def _look_at_body(self) -> None:
+        if self._body_bytes >= BODY_BYTES_PER_S * self.timeout_keep_alive or self.flow.read_paused:
+            self._await_body()
+        else:
+            self._body_deadline = None
+            self._refuse(body_too_slow())
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closing waits for what is still to be sent, which may be for ever."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
+
     def _refuse(self, error: ApiError) -> None:
         """Answers in place of the application unless that has begun to, and closes."""
         cycle = self.cycle
@@ -125,6 +174,10 @@ class Connection(HttpToolsProtocol):
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         self.transport.close()
+
+
+def body_too_slow() -> ApiError:
+    return ApiError(408, "The body of the request comes too slowly.", code="request_timeout")
 
 
 def head_too_large() -> ApiError:

@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import logging
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("invar.api")
 
 BACKLOG = 2048
+MAX_FILES = 65536  # a connection is one; the usual limit of 1024 is soon reached
 # Clients that keep connections open must not meet a server that is just closing one: longer than
 # the idle times of usual pools and proxies (a minute).
 KEEP_ALIVE_S = 75
@@ -94,6 +96,24 @@ class DrainingServer(uvicorn.Server):
         left open: one that is just closed may have a request on its way."""
         connections = self.server_state.connections
         return [one for one in connections if isinstance(one, Connection) and one.busy]
+
+
+def prepare(listener: socket.socket, stall_timeout_s: float) -> None:
+    """For many connections, of which some go without a word: the kernel notices them."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Linux's; what is accepted inherits them.
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEP_ALIVE_S),
+        ("TCP_KEEPINTVL", 15),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", int(2000 * max(stall_timeout_s, KEEP_ALIVE_S))),  # ms unread
+    ):
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -188,6 +208,7 @@ def run_server(
 
     Returns how it ended: EXIT_DRAINED, EXIT_CUT, or 128 and the number of the second signal.
     """
+    prepare(listener, state.limits.stall_timeout_s)
     server = DrainingServer(
         uvicorn.Config(
             app,

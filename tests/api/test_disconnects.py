@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -102,3 +103,26 @@ def test_a_reader_that_stops_holds_nobody_up() -> None:
         assert server.complete(max_tokens=50).status_code == 200
         assert server.idle()
         stuck.close()
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+@pytest.mark.parametrize("how", ["half", "reset", "pipelined"])
+def test_b41_other_ways_to_leave(path: str, body: dict[str, Any], how: str) -> None:
+    """A half that is closed, a reset, and a client that had sent another request ahead."""
+    with running(endless(pause_s=0.02)) as server:
+        connection = open_request(server, path, body)
+        if how == "pipelined":
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        wait_for(lambda: server.engine.steps >= 2)
+        choices = len(server.engine.running)
+        if how == "half":
+            connection.shutdown(socket.SHUT_WR)
+        else:
+            reset = struct.pack("ii", how == "reset", 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            connection.close()
+        before = server.engine.steps
+        assert server.idle()
+        assert server.engine.steps - before <= 4
+        assert len(server.engine.aborted) == choices
+        connection.close()

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from invar.api.protocol import MAX_HEAD_BYTES, SLICE_BYTES
@@ -122,3 +123,88 @@ def test_a_long_answer_is_not_cut_by_the_time_of_heads() -> None:
     with running(endless(pause_s=0.03), idle_s=1) as server:
         answer = server.complete(max_tokens=60)
         assert answer.json()["usage"]["completion_tokens"] == 60
+
+
+@pytest.mark.parametrize("start", [
+    b"content-length: 100\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n",
+])  # fmt: skip
+def test_a_body_that_does_not_come_is_not_waited_for(start: bytes) -> None:
+    server, _ = served(says("Hello"))
+    with listening(server, idle_s=1) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(HEAD + start)
+            began = time.monotonic()
+            answer = b""
+            while part := client.recv(65536):
+                answer += part
+            assert time.monotonic() - began < 4
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
+def test_bytes_one_at_a_time_are_not_waited_for_while_others_are_served() -> None:
+    server, engine = served(says("Hello"))
+    with listening(server, idle_s=1) as url:
+        host, port = url.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port)), timeout=10) for _ in range(50)]
+        for index, client in enumerate(slow):
+            client.sendall(HEAD + (b"content-length: 5000\r\n\r\n" if index % 2 else b""))
+        began, closed = time.monotonic(), set()
+        while len(closed) < len(slow):
+            assert time.monotonic() - began < 10
+            for client in set(slow) - closed:
+                try:
+                    client.sendall(b" ")
+                    client.settimeout(0.001)
+                    if not client.recv(65536):
+                        closed.add(client)
+                except TimeoutError:
+                    pass
+                except OSError:
+                    closed.add(client)
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "Hi"}, timeout=10)
+            assert answer.status_code == 200
+        assert not engine.running
+        for client in slow:
+            client.close()
+
+
+def test_a_slow_body_that_gets_on_is_waited_for() -> None:
+    server, _ = served(says("Hello"))
+
+    def parts() -> Iterator[bytes]:
+        yield b'{"prompt": "Hi"'
+        for _ in range(15):
+            yield b" " * 100
+            time.sleep(0.2)
+        yield b"}"
+
+    with listening(server, idle_s=1) as url:
+        answer = httpx.post(f"{url}/v1/completions", content=parts(), timeout=20)
+        assert answer.status_code == 200
+
+
+def test_a_large_answer_that_is_not_read_does_not_keep_its_connection() -> None:
+    server, engine = served(says(*["zz"] * 30_000, grouped=1000), max_model_len=100_000)
+    with listening(server, idle_s=1) as url:
+        host, port = url.removeprefix("http://").split(":")
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        body = json.dumps({"prompt": "Hi", "max_tokens": 30_000, "logprobs": 20}).encode()
+        client.sendall(HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        while not engine.aborted and not (engine.seen and not engine.running):
+            time.sleep(0.01)
+        data, end = b"", time.monotonic() + 20
+        time.sleep(4)  # the answer is written, and an idle connection has been closed
+        assert httpx.get(f"{url}/health").status_code == 200
+        client.settimeout(10)
+        try:
+            while time.monotonic() < end and (part := client.recv(1 << 20)):
+                data += part
+        except OSError:
+            data += b""
+        assert not data.rstrip().endswith(b"}")  # cut, not delivered after all this time
+        client.close()

@@ -38,12 +38,14 @@ class RealServer:
         return body
 
     def settle(self) -> None:
-        """Waits until nothing is in flight, then looks at every page."""
-        end = time.monotonic() + 10
-        while self.loaded.engine.has_unfinished:
+        """Waits until nothing is in flight nor on its way, then looks at every page."""
+        end = time.monotonic() + 20
+        idle_since = time.monotonic()
+        while time.monotonic() < idle_since + 0.3:
             assert time.monotonic() < end
             time.sleep(0.005)
-        time.sleep(0.05)
+            if self.loaded.engine.has_unfinished:
+                idle_since = time.monotonic()
         self.loaded.engine.check_integrity()
         assert self.loaded.engine.stats().kv_usage == 0
 
