@@ -124,8 +124,9 @@ def parse_messages(
 ) -> tuple[Fields, list[dict[str, Any]]]:
     """The fields, and the conversation as chat templates know it. Raises a 400."""
     fields = parse_fields(raw, kind, counts, RULES)
-    blocks = sum(len(m.content) for m in fields.messages if isinstance(m.content, list))
-    check_items("messages", blocks, limits.messages)
+    lists = [m.content for m in fields.messages if isinstance(m.content, list)]
+    inner = [len(b.content) for blocks in lists for b in blocks if isinstance(b.content, list)]
+    check_items("messages", sum(map(len, lists)) + sum(inner), limits.messages)
     check_tools(fields, counts)
     if fields.thinking is not None and fields.thinking.type != "disabled":
         counts.take_idle(["thinking"])

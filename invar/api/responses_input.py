@@ -152,7 +152,8 @@ def parse_input(
     """The fields, checked as far as they go without the model. Raises a 400."""
     fields = parse_fields(raw, kind, counts, RULES)
     if isinstance(fields.input, list):
-        parts = sum(len(item.content) for item in fields.input if isinstance(item.content, list))
+        lists = [parts for item in fields.input for parts in (item.content, item.output)]
+        parts = sum(len(parts) for parts in lists if isinstance(parts, list))
         check_items("input", parts, limits.messages)
     if fields.tools and fields.tool_choice != "none":
         counts.take_idle(["tools"])  # a model that may call them may also answer in words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import anthropic
 import httpx
 import pytest
 
-from invar.api.keys import key_ring
+from invar.api.keys import ApiKey, KeyRing, KeySettings, key_ring
 
 from .scripted import RunningServer, endless, failing, running, says, token, typed_events
 
@@ -324,3 +325,24 @@ def test_an_engine_that_has_ended_is_overloaded() -> None:
         answer = send(server)
         assert error_of(answer, 503)["type"] == "overloaded_error"
         assert answer.headers["retry-after"]
+
+
+def test_limits_of_a_key() -> None:
+    settings = KeySettings(requests_per_minute=1, models=["scripted"])
+    ring = KeyRing([ApiKey("one", hashlib.sha256(b"secret").digest(), settings)])
+    with (
+        running(says("Hello"), keys=ring) as server,
+        anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as client,
+    ):
+        call: Any = {"max_tokens": 5, "messages": HI}
+        client.messages.create(model="scripted", **call)
+        with pytest.raises(anthropic.RateLimitError) as limited:
+            client.messages.create(model="scripted", **call)
+        assert limited.value.body["error"]["type"] == "rate_limit_error"
+        assert int(limited.value.response.headers["retry-after"]) > 0
+    settings = KeySettings(models=["scripted"])
+    ring = KeyRing([ApiKey("one", hashlib.sha256(b"secret").digest(), settings)])
+    with running(says("Hello"), keys=ring) as server:
+        server.http.headers["x-api-key"] = "secret"
+        denied = send(server, model="org/scripted")
+        assert error_of(denied, 403)["type"] == "permission_error"
