@@ -26,6 +26,7 @@ EXPERTS = "there are no experts to place"
 GRAMMAR = "there is one grammar engine"
 GRAPHS = "there are no graphs to capture"
 IN_MEMORY = "everything is in the machine's memory already"
+KV_STORE = "what leaves the KV cache is kept on disk where kv_store and kv_store_size say so"
 LOADING = "a GGUF file is mapped and packed, in one way"
 METRICS = "statistics are at /metrics and never in the log"
 NO_GPU_BATCHES = "there are no batches to overlap on a GPU"
@@ -107,8 +108,8 @@ INERT: Reasons = {
     "kernel_config": ((None, {}), "there is one kernel per instruction set"),
     "kv_cache_metrics": ((None, False), METRICS),
     "kv_cache_metrics_sample": ((None,), METRICS),
-    "kv_offloading_backend": ((None, "native"), IN_MEMORY),
-    "kv_offloading_size": ((None, 0), IN_MEMORY),
+    "kv_offloading_backend": ((None, "native"), KV_STORE),
+    "kv_offloading_size": ((None, 0), KV_STORE),
     "kv_sharing_fast_prefill": ((None, False), "no layer shares the KV of another"),
     "language_model_only": ((None, True, False), TEXT_ONLY),
     "limit_mm_per_prompt": ((None, {}), TEXT_ONLY),

@@ -96,6 +96,7 @@ LATER = "it comes with a later version"
 TLS = "the defaults of OpenSSL are used; put a proxy in front for others"
 PER_REQUEST = "each request asks for it itself"
 KV_TYPES = {"bf16": "bf16", "f16": "fp16", "q8_0": "int8"}  # K and V of a model are stored alike
+KV_STORE = "what leaves the KV cache is kept on disk, as --kv-store and --kv-store-size say"
 NO_TEXT_LOGGED = "prompts and answers stay out of logs"
 
 VLLM: tuple[Rule, ...] = (
@@ -105,7 +106,8 @@ VLLM: tuple[Rule, ...] = (
     turns("enable_expert_parallel", True, "--enable-expert-parallel", "-ep"),
     sets("dtype", "--dtype"),
     sets("quantization", "--quantization", "-q"),
-    sets("swap_space", "--swap-space"),
+    # Room for what leaves the accelerator's memory; here for what leaves the KV cache.
+    sets("swap_space", "--swap-space", "--kv-offloading-size"),
     sets("optimization_level", "-O", "--optimization-level"),
     turns("optimization_level", 0, "-O0"),
     turns("optimization_level", 1, "-O1"),
@@ -171,6 +173,11 @@ SGLANG: tuple[Rule, ...] = (
     sets("hf_overrides", "--json-model-override-args"),
     inert("the radix tree is on", "--enable-radix-cache", takes=Takes.NOTHING),
     turns("enable_prefix_caching", False, "--disable-radix-cache"),
+    sets("swap_space", "--hicache-size"),
+    inert(KV_STORE, "--enable-hierarchical-cache", "--enable-lmcache", takes=Takes.NOTHING),
+    inert(KV_STORE, "--hicache-ratio", "--hicache-write-policy", "--hicache-io-backend"),
+    inert(KV_STORE, "--hicache-mem-layout", "--hicache-storage-prefetch-policy"),
+    inert(KV_STORE, "--hicache-storage-backend", "--hicache-storage-backend-extra-config"),
     inert("there is nothing to compile", "--enable-torch-compile", takes=Takes.NOTHING),
     inert("there are no graphs to capture", "--disable-cuda-graph", takes=Takes.NOTHING),
     inert("there are no graphs to capture", "--cuda-graph-max-bs"),

@@ -109,12 +109,17 @@ class PageFile:
     @classmethod
     def create(cls, path: Path, layout: PageLayout, slots: int) -> PageFile:
         """A new file with free slots, for this user alone. Raises OSError."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         heading = np.zeros(1, HEADING)
         heading["magic"], heading["slots"] = MAGIC, slots
         heading["identity"] = np.void(layout.identity)
         seal(heading)
-        os.pwrite(fd, heading.tobytes(), 0)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(fd, heading.tobytes(), 0)
+        except OSError:
+            os.close(fd)
+            path.unlink()
+            raise
         return cls(path, layout, fd, slots)
 
     @classmethod

@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from invar.private_folder import make_private
 logger = logging.getLogger("invar")
 
 FILES = 16  # that the store's size is cut into: what goes at once when room is needed
+# A full disk may have room again after a minute; one that fails for a day costs 50 attempts.
+FIRST_RETRY_S, LAST_RETRY_S = 15.0, 1800.0
 BUILD = re.compile(r"[0-9a-f]{16}")
 OURS = re.compile(rf"{BUILD.pattern}|lock|\d+\.kv")
 
@@ -49,6 +52,31 @@ class OtherFile:
     path: Path
     size: int
     used_at: float
+
+
+class Outage:
+    """When a disk that failed is tried again: first soon, then twice as late each time."""
+
+    def __init__(self) -> None:
+        self._wait_s = 0.0  # after the last failure; 0: none since the last success
+        self._until_s = 0.0  # monotonic
+
+    @property
+    def may_write(self) -> bool:
+        return not self._wait_s or time.monotonic() >= self._until_s
+
+    def failed(self) -> bool:
+        """Whether an outage begins."""
+        begins = not self._wait_s
+        self._wait_s = FIRST_RETRY_S if begins else min(2 * self._wait_s, LAST_RETRY_S)
+        self._until_s = time.monotonic() + self._wait_s
+        return begins
+
+    def ended(self) -> bool:
+        """To be called where writing has succeeded: whether that ends an outage."""
+        ends = self._wait_s > 0
+        self._wait_s = 0.0
+        return ends
 
 
 class PageStore:
@@ -80,7 +108,7 @@ class PageStore:
         self._in_flight = 0  # pages that the writer has not done with
         self._active: PageFile | None = None  # has free slots
         self._serial = 0
-        self._failed = False  # nothing more is written
+        self._outage = Outage()
         self._lock_fd = lock_file(self.folder / "lock")
         self.writer: PageWriter | None = None
         if self._lock_fd is None:
@@ -133,7 +161,7 @@ class PageStore:
     def put(self, page: Page, fill: Callable[[Bytes], None]) -> bool:
         """Has a page written in the background, unless it is there; `fill` puts its bytes into
         uint8 [slot_bytes]. False where it cannot be taken now."""
-        if self.writer is None or self._failed:
+        if self.writer is None or not self._outage.may_write:
             return False
         there = self.groups_of(page.key) | self._pending.get(page.key, 0)
         if not page.groups & ~there:
@@ -149,10 +177,11 @@ class PageStore:
         return True
 
     def _write(self, job: Job) -> None:
-        """On the writer's thread. A disk that is full or fails ends the writing alone."""
+        """On the writer's thread. A disk that is full or fails ends the writing alone, for a
+        while."""
         page = job.page
         try:
-            if not self._failed and job.generation == self.generation:
+            if self._outage.may_write and job.generation == self.generation:
                 file, slot = self._take_slot()
                 row = file.write_pages(slot, page, job.buffer)
                 with self._lock:
@@ -161,9 +190,15 @@ class PageStore:
                         file.touch()
                         self._index[page.key] = Place(file, slot, page.groups)
                         self.pages_written += 1
+                if self._outage.ended():
+                    logger.warning("KV store: pages are written to %s again", self.folder)
         except OSError as error:
-            logger.warning("KV store: nothing more is written to %s: %s", self.folder, error)
-            self._failed = True
+            if self._outage.failed():
+                logger.warning(
+                    "KV store: nothing is written to %s: %s; it is tried again from time to time",
+                    self.folder,
+                    error,
+                )
         with self._lock:
             self._pending.pop(page.key, None)
             self._in_flight -= 1

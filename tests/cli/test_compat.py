@@ -32,6 +32,8 @@ def typed(command: str, *words: str) -> Rewritten:
     ("serve", ["-hf", "org/m"], ["--model=hf:org/m"]),
     ("serve", ["--mem-fraction-static", "0.8"], ["--gpu-memory-utilization=0.8"]),
     ("serve", ["--tp", "2"], ["--engine-option=tensor_parallel_size=2"]),
+    ("serve", ["--kv-offloading-size", "8"], ["--engine-option=swap_space=8"]),
+    ("serve", ["--hicache-size", "8"], ["--engine-option=swap_space=8"]),
     ("serve", ["-O3"], ["--engine-option=optimization_level=3"]),
     ("serve", ["--no-enable-dbo"], ["--engine-option=enable_dbo=false"]),
     ("run", ["--color", "./on"], ["--color=on", "./on"]),
@@ -61,6 +63,7 @@ def test_spellings_become_ours(command: str, words: list[str], argv: list[str]) 
 @pytest.mark.parametrize(("command", "words"), [
     ("run", ["-ngl", "20"]), ("run", ["-ngl=20"]), ("run", ["--n_gpu_layers", "20"]),
     ("serve", ["-fa"]), ("serve", ["-fa", "on"]), ("serve", ["--flash-attn=auto"]),
+    ("serve", ["--enable-hierarchical-cache"]), ("serve", ["--hicache-ratio", "2"]),
     ("run", ["-cb"]), ("serve", ["--mlock"]), ("serve", ["--enable-torch-compile"]),
 ])  # fmt: skip
 def test_one_notice_where_there_is_nothing_to_do(command: str, words: list[str]) -> None:

@@ -28,7 +28,7 @@ from engine.stored_pages import (
     put,
     put_all,
 )
-from invar.engine import page_file
+from invar.engine import page_file, page_store
 from invar.engine.page_file import Page, PageFile, PageFileError, PageLayout
 from invar.engine.page_store import PageStore, open_store
 from invar.engine.stored_prefix import root_of
@@ -398,6 +398,33 @@ def test_a_full_disk(
     with opened(tmp_path) as store:
         put_all(store, pages(4))
         assert num_found(store, pages(4)) == 4
+
+
+def test_a_disk_that_works_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, attempts = 0.0, 0
+    monkeypatch.setattr(page_store.time, "monotonic", lambda: now)
+
+    def broken(*_: object) -> int:
+        nonlocal attempts
+        attempts += 1
+        raise OSError(errno.EIO, "Input/output error")
+
+    with opened(tmp_path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", broken)
+            for _ in range(24 * 60):
+                put(store, pages(1)[0])
+                store.flush()
+                now += 60
+        assert 40 < attempts < 60
+        assert len(caplog.messages) == 1, "one line, however long it lasts"
+        assert not files(tmp_path), "what could not be written lies around"
+        now += page_store.LAST_RETRY_S
+        put_all(store, pages(3))
+        assert num_found(store, pages(3)) == 3
+        assert caplog.messages[1:] == [f"KV store: pages are written to {store.folder} again"]
 
 
 def test_the_writer_takes_what_it_has_buffers_for(tmp_path: Path) -> None:
