@@ -56,13 +56,10 @@ INVAR_INLINE void prefetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 template <class P>
 constexpr int kStepBytes = 16 * P::kStep * P::kElementBytes;
 
-// The lines at `ahead` whose turn it is at step k.
-template <class P, int G>
-INVAR_INLINE void prefetch_step(const uint8_t* const (&ahead)[G], int k) {
-  constexpr int kStepsPerLine = 64 / kStepBytes<P>;
-  if (k % kStepsPerLine != 0) return;
-  INVAR_UNROLL for (int g = 0; g < G; g++) prefetch(ahead[g] + k * kStepBytes<P>);
-}
+// Steps of a line: they go together, so that a narrow format has no more turns of the loop and no
+// more questions about prefetching than a wide one.
+template <class P>
+constexpr int kLineSteps = 64 / kStepBytes<P>;
 
 // acc[r][g] += element e of step k of a[r] . b[g]; the right operand is widened once for all rows.
 template <class P, int R, int G>
@@ -87,25 +84,35 @@ INVAR_INLINE void add_element(Lanes16 (&acc)[R][G], const float* const (&a)[R],
   }
 }
 
-// acc[r][g] += steps [0, steps) of a[r] . b[g], where step k of b[g] lies at b[g] + k * stride. Of
-// a pair the odd element comes first, as in dot_bf16 of simd.h.
+// Step k. Of a pair the odd element comes first, as in dot_bf16 of simd.h.
+template <class P, int R, int G>
+INVAR_INLINE void dot_step(Lanes16 (&acc)[R][G], const typename P::Operand* const (&a)[R],
+                           const uint8_t* const (&b)[G], int64_t stride, int k) {
+  if constexpr (P::kPairProducts) {
+    INVAR_UNROLL for (int g = 0; g < G; g++) {
+      const VI v = load_i(b[g] + k * stride);
+      INVAR_UNROLL for (int r = 0; r < R; r++) acc[r][g].v[0] =
+          dot_bf16(acc[r][g].v[0], v, set1_pair(a[r] + 2 * k));
+    }
+  } else {
+    if constexpr (P::kStep == 2) add_element<P, R, G>(acc, a, b, k, 1, k * stride);
+    add_element<P, R, G>(acc, a, b, k, 0, k * stride);
+  }
+}
+
+// acc[r][g] += steps [0, steps) of a[r] . b[g], where step k of b[g] lies at b[g] + k * stride.
 template <class P, int R, int G>
 INVAR_INLINE void dot_steps(Lanes16 (&acc)[R][G], const typename P::Operand* const (&a)[R],
                             const uint8_t* const (&b)[G], int64_t stride, int steps,
                             const uint8_t* const (&ahead)[G]) {
-  for (int k = 0; k < steps; k++) {
-    prefetch_step<P>(ahead, k);
-    if constexpr (P::kPairProducts) {
-      INVAR_UNROLL for (int g = 0; g < G; g++) {
-        const VI v = load_i(b[g] + k * stride);
-        INVAR_UNROLL for (int r = 0; r < R; r++) acc[r][g].v[0] =
-            dot_bf16(acc[r][g].v[0], v, set1_pair(a[r] + 2 * k));
-      }
-    } else {
-      if constexpr (P::kStep == 2) add_element<P, R, G>(acc, a, b, k, 1, k * stride);
-      add_element<P, R, G>(acc, a, b, k, 0, k * stride);
-    }
+  constexpr int L = kLineSteps<P>;
+  int k = 0;
+  for (; k + L <= steps; k += L) {
+    INVAR_UNROLL for (int g = 0; g < G; g++) prefetch(ahead[g] + k * kStepBytes<P>);
+    INVAR_UNROLL for (int i = 0; i < L; i++) dot_step<P, R, G>(acc, a, b, stride, k + i);
   }
+  if constexpr (L > 1)
+    for (; k < steps; k++) dot_step<P, R, G>(acc, a, b, stride, k);
 }
 
 // Step k alone, of which only the odd or the even token is visible: the other half of V is selected
