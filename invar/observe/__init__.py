@@ -1,1 +1,1 @@
-"""Metrics, logs and, later, traces."""
+"""Metrics, access lines, traces, logs."""

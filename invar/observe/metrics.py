@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from invar.observe.catalogue import METRICS, Kind, Spec
+from invar.observe.catalogue import METRICS, MODEL, Kind, Spec
 from invar.observe.exposition import BOOT, OF_BOOTS, Exposition
 from invar.observe.requests import OTHER, RequestRecord
 
@@ -16,7 +16,12 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 # Asked by machines every few seconds: not among the requests to the API.
 QUIET_ROUTES = frozenset({"/health", "/ready", "/ping", "/metrics", "/version"})
-FINISHED_REASONS = ("stop", "length", "abort", "error")
+# Values of the label behind those of the model that will come, or are asked for.
+EXPECTED = {
+    "vllm:request_success": ("stop", "length", "abort", "error"),
+    "vllm:admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
+    "vllm:engine_sleep_state": SLEEP_STATES,
+}
 
 
 class Metrics:
@@ -29,20 +34,16 @@ class Metrics:
         self._metrics: dict[str, Any] = {spec.name: made(spec, self.registry) for spec in METRICS}
         self._children: dict[tuple[str, ...], Any] = {}
         self._names: dict[str, set[str]] = {}
-        # Every series is there from the start: a rate needs a value before the first change.
+        # Every series is there from the start: a rate needs a value before the first change. None is
+        # set: the values of a process that has just come must not pass for the latest ones.
         self._boot, self._reported = "", self._series_of("")
-        self._show_report({}, "")
         for spec in METRICS:
-            if spec.labels == self._labels_of_model(spec) and spec.kind not in OF_BOOTS:
+            if set(spec.labels) <= set(MODEL) and spec.kind not in OF_BOOTS:
                 self._child(spec.name)
-        for reason in FINISHED_REASONS:
-            self._child("vllm:request_success", reason)
-        self.show_ready(False)
+        for name, values in EXPECTED.items():
+            for value in values:
+                self._child(name, value)
         self._exposition = Exposition(self.registry)
-
-    @staticmethod
-    def _labels_of_model(spec: Spec) -> tuple[str, ...]:
-        return spec.labels[:2] if spec.labels[:1] == ("model_name",) else ()
 
     def _child(self, name: str, *values: str) -> Any:
         """The series of a metric; ``values`` of the labels behind those of the model."""

@@ -193,6 +193,10 @@ def test_any_process_answers_for_all(processes: list[Process], tmp_path: Path) -
     # One dies with no chance to say a word, and the engine starts anew; another takes its place.
     first.kill()
     third = Process(tmp_path)
+    third.run("pass")
+    assert (
+        second.run("render")[f"vllm:num_requests_running{{{model}}}"] == 2
+    )  # it knows nothing yet
     again = STEP | {"started": 6.0, "preemptions": 1.0, "running": 1.0}
     third.run(f"metrics.observe_tokens(1); metrics.observe_report({again})")
     for process in (second, third):
