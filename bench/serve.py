@@ -146,11 +146,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
     words = (arguments.model, arguments.streams, arguments.tokens, arguments.runs)
+    print(f"{arguments.model}, {arguments.streams} streams of {arguments.tokens} tokens")
     alone = offline(*words)
+    print(f"engine alone            {spread(alone)} tokens/s", flush=True)
     served = over_http(*words)
     rates = [one.tokens_per_s for one in served]
-    print(f"{arguments.model}, {arguments.streams} streams of {arguments.tokens} tokens")
-    print(f"engine alone            {spread(alone)} tokens/s")
     print(f"over HTTP               {spread(rates)} tokens/s")
     less = 1 - statistics.median(rates) / statistics.median(alone)
     print(f"less                    {less:.1%}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from invar.api.admission import Admission
@@ -79,8 +78,6 @@ class Server:
     access_log: AccessLog | None = None
     traces: Traces | None = None
     clock: Callable[[], float] = time.time
-    process_index: int = 0  # among the HTTP processes that share the engine
-    run_folder: Path | None = None  # what processes of one server share on disk while it runs
     field_counts: FieldCounts = field(init=False)
     caps: Mapping[str, int] = field(init=False)  # items of a field
     admission: Admission = field(init=False)

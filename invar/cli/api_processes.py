@@ -135,7 +135,6 @@ def main() -> int:
     text = load_text(start.config)
     server = http_server(start.config, start.facts, text, port, http_options(args))
     server.responses = kept_responses(args.response_store, args.response_store_size)
-    server.run_folder, server.process_index = start.run_folder, start.index
     return serve_http(args, server, socket.socket(fileno=start.listener))
 
 
