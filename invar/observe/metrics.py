@@ -34,8 +34,8 @@ class Metrics:
         self._metrics: dict[str, Any] = {spec.name: made(spec, self.registry) for spec in METRICS}
         self._children: dict[tuple[str, ...], Any] = {}
         self._names: dict[str, set[str]] = {}
-        # Every series is there from the start: a rate needs a value before the first change. None is
-        # set: the values of a process that has just come must not pass for the latest ones.
+        # Every series is there from the start: a rate needs a value before the first change. None
+        # is set: what a process that has just come has must not pass for the latest values.
         self._boot, self._reported = "", self._series_of("")
         for spec in METRICS:
             if set(spec.labels) <= set(MODEL) and spec.kind not in OF_BOOTS:
