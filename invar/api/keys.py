@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import msgspec
 
 from invar.api.errors import ApiError
+from invar.api.key_use import REQUESTS, TOKENS, KeyUse
 from invar.api.rates import Bucket, duration_text
 
 # What a header can carry in one word.
@@ -53,35 +54,53 @@ class KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApiKey:
-    """A key and what has been used of it. Tokens are reserved at the start and settled at the end
-    of a request."""
+    """A key and what may be used of it. Tokens are reserved at the start and settled at the end of
+    a request."""
 
     def __init__(self, name: str, digest: bytes, settings: KeySettings | None = None) -> None:
         """``digest``: SHA-256 of the key."""
-        settings = settings or KeySettings()
+        self._settings = settings or KeySettings()
         self.name = name
         self.digest = digest
-        self.models = settings.models
-        self.requests = Bucket.of(settings.requests_per_minute)
-        self.tokens = Bucket.of(settings.tokens_per_minute)
-        self.max_parallel = settings.max_parallel_requests
-        self.running = 0
+        self.models = self._settings.models
+        self.max_parallel = self._settings.max_parallel_requests
         self._mean_s = 1.0  # of its requests, from their beginning to their end
+        self.kept_in(KeyUse(1), 0)
+
+    def kept_in(self, use: KeyUse, key: int) -> None:
+        """``key``: its row there."""
+        self._use, self._key = use, key
+        self.requests = self._bucket(self._settings.requests_per_minute, REQUESTS)
+        self.tokens = self._bucket(self._settings.tokens_per_minute, TOKENS)
+
+    def _bucket(self, a_minute: int | None, column: int) -> Bucket | None:
+        return None if a_minute is None else Bucket(a_minute, self._use, self._key, column)
+
+    @property
+    def running(self) -> int:
+        """Its requests that run now."""
+        return self._use.running(self._key)
 
     def begin(self, now: float) -> None:
         """A request comes in. Raises a 429; otherwise `end` must follow."""
-        if self.max_parallel is not None and self.running >= self.max_parallel:
-            limit = f"{self.max_parallel} requests at a time"
-            raise rate_limited("requests", limit, self._mean_s / self.max_parallel)
-        if self.requests is not None:
-            wait_s = self.requests.take(1, now)
-            if wait_s:
-                raise rate_limited("requests", f"{self.requests.size:.0f} a minute", wait_s)
-        self.running += 1
+        with self._use:
+            if self.max_parallel is not None and self.running >= self.max_parallel:
+                limit = f"{self.max_parallel} requests at a time"
+                raise rate_limited("requests", limit, self._mean_s / self.max_parallel)
+            if self.requests is not None:
+                wait_s = self.requests.take(1, now)
+                if wait_s:
+                    raise rate_limited("requests", f"{self.requests.size} a minute", wait_s)
+            self._count(1)
 
     def end(self, seconds: float) -> None:
-        self.running -= 1
+        with self._use:
+            self._count(-1)
         self._mean_s += (seconds - self._mean_s) / 8
+
+    def _count(self, change: int) -> None:
+        slot = self._use.slot
+        self._use.write(self._key, slot, self._use.read(self._key, slot) + change)
 
     def reserve(self, prompt_tokens: int, max_tokens: int, now: float) -> int:
         """Tokens set aside for a call: all it may use, or all there can be. Raises a 429."""
@@ -93,14 +112,16 @@ class ApiKey:
             error.headers["x-should-retry"] = "false"
             raise error
         amount = min(size, prompt_tokens + max_tokens)
-        wait_s = self.tokens.take(amount, now)
+        with self._use:
+            wait_s = self.tokens.take(amount, now)
         if wait_s:
             raise rate_limited("tokens", f"{size} a minute", wait_s)
         return amount
 
     def settle(self, reserved: int, used: int, now: float) -> None:
         if self.tokens is not None:
-            self.tokens.give_back(reserved - used, now)
+            with self._use:
+                self.tokens.give_back(reserved - used, now)
 
     def allows(self, names: Iterable[str]) -> bool:
         """Whether it may use the model of these names."""
@@ -111,7 +132,7 @@ class ApiKey:
         found = {}
         for kind, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             if bucket is not None:
-                found[f"x-ratelimit-limit-{kind}"] = f"{bucket.size:.0f}"
+                found[f"x-ratelimit-limit-{kind}"] = f"{bucket.size}"
                 found[f"x-ratelimit-remaining-{kind}"] = str(bucket.left(now))
                 found[f"x-ratelimit-reset-{kind}"] = duration_text(bucket.full_in(now))
         return found
@@ -126,6 +147,12 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def share(self, path: Path, processes: int, index: int) -> None:
+        """Counts together with the other HTTP processes, of which this is the ``index``-th."""
+        use = KeyUse(len(self.keys), path, processes, index)
+        for row, key in enumerate(self.keys):
+            key.kept_in(use, row)
 
     def find(self, headers: Mapping[bytes, bytes]) -> ApiKey | None:
         """The key that was sent: Bearer, ``x-api-key`` or ``api-key``."""

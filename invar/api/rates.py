@@ -3,53 +3,51 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+
+from invar.api.key_use import KeyUse
 
 MINUTE_S = 60.0
 DRAIN_WINDOW_S = 30.0
 MOST_WAIT_S = 120  # what OpenAI's client obeys of Retry-After
 
 
-@dataclass
 class Bucket:
-    """A limit a minute: full at first, refilled evenly."""
+    """A limit a minute: full at first, refilled evenly.
 
-    size: float  # a minute's worth
-    _level: float = field(init=False)
-    _at: float = field(init=False, default=0.0)
+    What is kept is how much is missing and when that was so, both 0 at first.
+    """
 
-    def __post_init__(self) -> None:
-        self._level = self.size
-
-    @classmethod
-    def of(cls, a_minute: int | None) -> Bucket | None:
-        return None if a_minute is None else cls(float(a_minute))
+    def __init__(self, size: float, use: KeyUse, key: int, column: int) -> None:
+        """``size``: a minute's worth. ``use``: where it is kept; held by who calls a method."""
+        self.size = size
+        self._use, self._key, self._column = use, key, column
 
     def take(self, amount: float, now: float) -> float:
         """Takes it and returns 0, or leaves it and returns the seconds until it is there."""
-        self._refill(now)
-        if amount <= self._level:
-            self._level -= amount
+        left = self.size - self._missing(now)
+        if amount <= left:
+            self._keep(self.size - left + amount, now)
             return 0.0
-        return max((amount - self._level) * MINUTE_S / self.size, 1e-3)
+        return max((amount - left) * MINUTE_S / self.size, 1e-3)
 
     def give_back(self, amount: float, now: float) -> None:
         """What was taken and not used; a negative amount is taken, if need be of later minutes."""
-        self._refill(now)
-        self._level = min(self.size, self._level + amount)
+        self._keep(max(0.0, self._missing(now) - amount), now)
 
     def left(self, now: float) -> int:
-        self._refill(now)
-        return max(0, int(self._level))
+        return max(0, int(self.size - self._missing(now)))
 
     def full_in(self, now: float) -> float:
-        self._refill(now)
-        return (self.size - self._level) * MINUTE_S / self.size
+        return self._missing(now) * MINUTE_S / self.size
 
-    def _refill(self, now: float) -> None:
-        gone = max(0.0, now - self._at)
-        self._level = min(self.size, self._level + gone * self.size / MINUTE_S)
-        self._at = max(now, self._at)
+    def _missing(self, now: float) -> float:
+        missing = self._use.read(self._key, self._column)
+        gone = max(0.0, now - self._use.read(self._key, self._column + 1))
+        return max(0.0, missing - gone * self.size / MINUTE_S)
+
+    def _keep(self, missing: float, now: float) -> None:
+        self._use.write(self._key, self._column, missing)
+        self._use.write(self._key, self._column + 1, now)
 
 
 def duration_text(seconds: float) -> str:

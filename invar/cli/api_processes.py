@@ -135,6 +135,8 @@ def main() -> int:
     text = load_text(start.config)
     server = http_server(start.config, start.facts, text, port, http_options(args))
     server.responses = kept_responses(args.response_store, args.response_store_size)
+    if server.keys:
+        server.keys.share(start.run_folder / "keys", args.api_server_count, start.index)
     return serve_http(args, server, socket.socket(fileno=start.listener))
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from invar.api.errors import ApiError
+from invar.api.key_use import REQUESTS, KeyUse
 from invar.api.keys import ApiKey, KeyRing, KeySettings, key_ring
 from invar.api.rates import Bucket, DrainRate, duration_text
 from invar.api.routes import ROUTES
@@ -205,7 +207,7 @@ def test_requests_at_a_time() -> None:
 
 
 def test_a_bucket() -> None:
-    bucket = Bucket(60)
+    bucket = Bucket(60, KeyUse(1), 0, REQUESTS)
     assert bucket.take(60, 100.0) == 0
     assert bucket.take(2, 100.0) == 2
     assert bucket.take(2, 101.5) == 0.5
@@ -216,6 +218,41 @@ def test_a_bucket() -> None:
     bucket.give_back(1000, 102.0)
     assert bucket.left(102.0) == 60
     assert bucket.full_in(102.0) == 0
+
+
+def test_processes_count_together(tmp_path: Path) -> None:
+    """Each has a ring of its own over one file, as processes have; one is replaced."""
+    settings: dict[str, Any] = {
+        "requests_per_minute": 5, "tokens_per_minute": 100, "max_parallel_requests": 3
+    }  # fmt: skip
+
+    def process(index: int) -> ApiKey:
+        ring = limited(**settings)
+        ring.share(tmp_path / "keys", 2, index)
+        return ring.keys[0]
+
+    one, two = process(0), process(1)
+    one.begin(10.0)
+    two.begin(10.0)
+    two.begin(10.0)
+    assert (one.running, two.running) == (3, 3)
+    with pytest.raises(ApiError) as parallel:
+        one.begin(10.0)
+    assert "3 requests at a time" in parallel.value.message
+    two = process(1)  # in the place of one that was killed
+    assert one.running == 1
+    assert two.headers(10.0)["x-ratelimit-remaining-requests"] == "2"
+    two.begin(10.0)
+    one.begin(10.0)
+    two.end(1.0)
+    with pytest.raises(ApiError) as rate:
+        two.begin(10.0)
+    assert "5 a minute" in rate.value.message
+    assert one.reserve(40, 20, 10.0) == 60
+    with pytest.raises(ApiError):
+        two.reserve(40, 20, 10.0)
+    one.settle(60, 45, 10.0)
+    assert two.headers(10.0)["x-ratelimit-remaining-tokens"] == "55"
 
 
 def test_durations_and_drain() -> None:

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from .commands import Serving, listening
+from .commands import Serving, listening, serving
+
+TINY = str(Path(__file__).parents[1] / "golden" / "llama_gqa.gguf")
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -214,3 +217,32 @@ def test_b92_an_idle_server_ends_at_once_and_frees_its_port() -> None:
         with socket.socket() as again:
             again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             again.bind((host, int(port)))
+
+
+@pytest.mark.parametrize(("words", "signals", "codes"), [
+    (["--drain-timeout", "30", "--api-server-count", "2"], [signal.SIGTERM], {0}),
+    (["--drain-timeout", "0"], [signal.SIGTERM], {3}),
+    (["--drain-timeout", "30"], [signal.SIGINT, signal.SIGINT], {130}),
+])  # fmt: skip
+def test_b92_nothing_is_left_of_the_real_one(
+    words: list[str], signals: list[int], codes: set[int]
+) -> None:
+    """With its engine, and the HTTP processes of a larger one."""
+    with serving(TINY, *words) as server:
+        length = 2000 if codes != {0} else 400
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        fields = {"prompt": [3, 4], "max_tokens": length, "ignore_eos": True, "temperature": 1}
+        clients = [ask(server, stream=True, **fields) for _ in range(4)]
+        for client in clients:
+            assert client.recv(12) == b"HTTP/1.1 200"
+        for number in signals:
+            server.process.send_signal(number)
+            time.sleep(0.2)
+        assert server.process.wait(30) in codes
+        for client in clients:
+            said = rest(client)
+            assert (b"[DONE]" in said) == (codes == {0})
+            assert (b"server_shutting_down" in said) == (codes != {0})
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive
+        assert "Traceback" not in log_of(server)
