@@ -146,7 +146,7 @@ class Supervisor:
         self._number += 1
         self._engine = engine = EngineProcess(start, self._command)
         try:
-            while not self._closing.is_set():
+            while not self._closing.is_set() and self.dead is None:
                 self._hear(TICK_S)
                 reason = engine.trouble()
                 if reason is not None:
@@ -313,6 +313,8 @@ class EngineProcess:
 
     def death(self, reason: str) -> Death:
         self.kill()
+        if self.load_error is not None:
+            reason = f"could not be loaded: {self.load_error}"
         working = self.page.state == EngineState.WORKING
         step = self.page.running if working else []
         return Death(reason, step, self.page.trials_passed, self.load_error)

@@ -89,10 +89,14 @@ async def hear(generation: Generation, on_delta: Callable[[], object] = lambda: 
 
 
 def with_engine(
-    body: Callable[[AsyncEngine, Supervisor], Awaitable[Any]], timeout_s: float = 60, **options: Any
+    body: Callable[[AsyncEngine, Supervisor], Awaitable[Any]],
+    *,
+    config: EngineConfig = CONFIG,
+    timeout_s: float = 60,
+    **options: Any,
 ) -> Any:
     """Runs a coroutine function beside an engine process that is up."""
-    supervisor = Supervisor(CONFIG, **options)
+    supervisor = Supervisor(config, **options)
 
     async def main() -> Any:
         engine = AsyncEngine(EngineClient(supervisor.run_folder), Metrics("m"))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from invar.config import EngineConfig
 from invar.engine.request import FinishReason
 from invar.serving.async_engine import AsyncEngine, EngineDeadError
-from invar.serving.supervisor import Supervisor, pause_after
+from invar.serving.supervisor import EngineStartError, Supervisor, pause_after
 
 from .faulty_engine import HANGS, KILLS, RAISES, SLOW, SLOW_STEP_S
-from .served_engine import FAULTY, Heard, choice, hear, with_engine
+from .served_engine import FAULTY, TINY, Heard, choice, hear, with_engine
 
 STREAMS = 32
 
@@ -178,6 +181,38 @@ def test_a_crash_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with_engine(body, on_dead=lambda: dead.append(True))
     assert dead == [True]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [("llama_plain.gguf", "another build"), ("tiny_models.py", "could not be loaded")],
+)
+def test_a_model_that_has_changed_is_not_gone_on_with(
+    other: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("invar.serving.supervisor.pause_after", lambda crashes: 0.0)
+    model = tmp_path / "model.gguf"
+    shutil.copy(TINY, model)
+
+    async def body(engine: AsyncEngine, supervisor: Supervisor) -> Heard:
+        shutil.copy(TINY.with_name(other), tmp_path / "other")
+        (tmp_path / "other").replace(model)
+        hearing = asyncio.create_task(hear(engine.submit([choice(0, max_tokens=1500)])))
+        await asyncio.sleep(0.05)
+        assert supervisor.engine_pid is not None
+        os.kill(supervisor.engine_pid, signal.SIGKILL)
+        return await hearing
+
+    heard = with_engine(body, config=EngineConfig(model=str(model), num_threads=2))
+    assert heard.finish_reason is FinishReason.ERROR
+    assert said in (heard.error or "")
+
+
+def test_what_cannot_be_loaded_is_said_at_once() -> None:
+    supervisor = Supervisor(EngineConfig(model=str(TINY), max_model_len=10**6))
+    with pytest.raises(EngineStartError, match="max_model_len: 1000000 is beyond"):
+        supervisor.wait_ready()
+    supervisor.close()
 
 
 def test_pauses_grow() -> None:
