@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -108,3 +108,8 @@ class Server:
             self.access_log.close()
         if self.traces is not None:
             self.traces.close()
+
+    @property
+    def background(self) -> Collection[object]:
+        """Responses that run in this process without a client that waits."""
+        return () if self.responses is None else self.responses.running

@@ -73,16 +73,17 @@ class DrainingServer(uvicorn.Server):
         for connection in self._busy():
             connection.shutdown()  # at the end of its answer
         end = time.monotonic() + self._drain_timeout_s
-        while self._busy() and not self.force_exit and time.monotonic() < end:
+        in_background = self._state.background
+        while (self._busy() or in_background) and not self.force_exit and time.monotonic() < end:
             await asyncio.sleep(POLL_S)
         for server in self.servers:
             server.close()
         for listener in sockets or ():
             listener.close()
-        if cut := self._busy():
+        if cut := len(self._busy()) + len(in_background):
             if not self.force_exit:
                 self.exit_code = EXIT_CUT
-            logger.warning("%d requests are cut: the server ends", len(cut))
+            logger.warning("%d requests are cut: the server ends", cut)
         if tasks := set(self.server_state.tasks):
             for task in tasks:
                 task.cancel()

@@ -1,6 +1,7 @@
 """`invar serve` from its listening socket on, over a model that never stops talking.
 
-Words: seconds for running requests at the end, seconds of a step, tokens of the context.
+Words: seconds for running requests at the end, seconds of a step, tokens of the context; perhaps
+a folder for responses.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from api.scripted import endless, served
 
 from invar.api.app import create_app
+from invar.api.response_store import KeptResponses, ResponseStore
 from invar.cli.listening import BACKLOG, end_on_signal, listen, run_server
 from invar.observe.access_log import AccessLog
 from invar.observe.logs import set_up_logging
@@ -20,6 +22,8 @@ from invar.observe.logs import set_up_logging
 set_up_logging("info")
 end_on_signal()
 server, _ = served(endless(pause_s=float(sys.argv[2])), max_model_len=int(sys.argv[3]))
+if len(sys.argv) > 4:
+    server.responses = KeptResponses(ResponseStore(sys.argv[4]))
 server.access_log = AccessLog(sys.stderr.fileno(), server.metrics.count_dropped_line)
 listener = listen("127.0.0.1", 0)
 listener.listen(BACKLOG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -16,6 +17,9 @@ import httpx
 import psutil
 import pytest
 
+from invar.api.response_store import ResponseStore
+from invar.cli.listening import EXIT_CUT, EXIT_DRAINED
+
 from .commands import Serving, listening, serving
 
 TINY = str(Path(__file__).parents[1] / "golden" / "llama_gqa.gguf")
@@ -24,10 +28,12 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
 @contextmanager
-def scripted(timeout_s: int, step_s: float = 0.01, context: int = 100_000) -> Iterator[Serving]:
+def scripted(
+    timeout_s: int, step_s: float = 0.01, context: int = 100_000, *more: str
+) -> Iterator[Serving]:
     script = Path(__file__).with_name("scripted_serve.py")
     words = (timeout_s, step_s, context)
-    with listening(sys.executable, str(script), *map(str, words)) as server:
+    with listening(sys.executable, str(script), *map(str, words), *more) as server:
         yield server
 
 
@@ -246,3 +252,23 @@ def test_b92_nothing_is_left_of_the_real_one(
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive
         assert "Traceback" not in log_of(server)
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "status", "code"), [(30, "incomplete", EXIT_DRAINED), (1, "failed", EXIT_CUT)]
+)
+def test_responses_in_the_background_are_waited_for(
+    timeout_s: int, status: str, code: int, tmp_path: Path
+) -> None:
+    with scripted(timeout_s, 0.01, 100_000, str(tmp_path)) as server:
+        limit = 150 if code == EXIT_DRAINED else 90_000
+        body = {"input": "a", "background": True, "max_output_tokens": limit}
+        begun = httpx.post(f"{server.url}/v1/responses", json=body).json()
+        assert server.end() == code
+    store = ResponseStore(str(tmp_path))
+    kept = asyncio.run(store.get("", begun["id"]))
+    store.close()
+    assert kept is not None
+    assert kept.response["status"] == status
+    if status == "failed":
+        assert "shutting down" in kept.response["error"]["message"]
