@@ -21,7 +21,7 @@ from invar.engine.state import RequestState
 
 # Under `lpm`: a request that others passed this often is next, whatever is cached of it.
 MAX_PASSED_OVER = 16
-# So many prompts are looked up for one turn, at 5 to 10 µs each.
+# So many prompts are looked up for one turn, at about 5 µs each.
 LOOK_AHEAD = 32
 
 # Under `fair`: what a token of output costs, in tokens of a prompt. Sheng et al., "Fairness in
@@ -94,8 +94,8 @@ class FairShares(FirstComeFirstServed):
 
     Who comes back to a busy engine does not make up for the time when it asked for nothing: its
     counter is lifted to the least of those who have requests here. While it finds no room, others
-    get at most a step's tokens ahead of it before one of theirs gives way. (The same paper,
-    algorithm 2; displacing is ours.)
+    get at most a step's tokens ahead of it before one of theirs gives way, once that one has what
+    it lost the last time it did. (The same paper, algorithm 2; displacing is ours.)
     """
 
     def __init__(self, memory: KVMemory, max_tokens_per_step: int) -> None:
