@@ -26,6 +26,7 @@ from invar.cli.parser import (
     whole,
 )
 from invar.cli.tables import size_text
+from invar.observe.catalogue import FOLDER_VARIABLE
 from invar.observe.logs import set_up_logging
 from invar.weights.model_cache import cache_root
 
@@ -135,6 +136,8 @@ def parser() -> CommandParser:
 
 def execute(args: argparse.Namespace) -> int:
     set_up_logging(args.log_level)
+    if os.environ.pop(FOLDER_VARIABLE, None) is not None:
+        logger.warning("%s has nothing to do here: it is set for each run anew", FOLDER_VARIABLE)
     origins(args.allowed_origins)
     config = serve_config(args)
     from invar.cli.listening import announce, end_on_signal, is_loopback, listen

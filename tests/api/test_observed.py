@@ -109,7 +109,7 @@ def test_a_log_that_nobody_reads_costs_lines_and_not_the_server() -> None:
     record = RequestRecord("id", "GET", "/" + "x" * 190, "-")
     for _ in range(25_000):
         log.write(record)
-    assert 5_000 < len(dropped) <= 15_000  # the rest waits, or is in the pipe
+    assert 4_000 < len(dropped) <= 15_000  # the rest waits, is being written, or in the pipe
     os.close(reader)
     log.close()
     assert len(dropped) > 15_000  # what waited is lost too

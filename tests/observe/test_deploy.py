@@ -231,7 +231,10 @@ def scraping(programs: Path, folder: Path, server: Serving) -> Iterator[Promethe
         process.wait()
 
 
-def test_a_real_prometheus_over_a_real_server(programs: Path, tmp_path: Path) -> None:
+def test_a_real_prometheus_over_a_real_server(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/nowhere")  # left over from another server
     with (
         collecting() as collector,
         serving(
@@ -256,6 +259,7 @@ def test_a_real_prometheus_over_a_real_server(programs: Path, tmp_path: Path) ->
         assert not [name for name, rule in states.items() if rule.get("state") == "firing"]
         assert server.end() == 0
         span = collector.named("text_completion tiny")
+    assert "PROMETHEUS_MULTIPROC_DIR has nothing to do here" in server.printed()
     lines = [json.loads(line) for line in server.lines if line.startswith('{"time"')]
     traced = [line["trace_id"] for line in lines if "trace_id" in line]
     assert traced == [span.trace_id.hex()]
