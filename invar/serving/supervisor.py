@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
@@ -41,6 +42,7 @@ TICK_S = 0.1
 # counted in ticks of our own, so that a machine that stands still accuses nobody.
 HANG_LIMIT_S = 2.0
 LOADING_LIMIT_S = 900.0  # 100 GB from a slow disk
+LOADING_STILL_S = 20.0  # without any CPU time: not even a slow disk is read
 END_LIMIT_S = 5.0  # for the last pages of the KV store to reach the disk
 CRASHES, CRASH_WINDOW_S = 5, 300.0
 LONGEST_PAUSE_S = 30.0
@@ -293,23 +295,30 @@ class EngineProcess:
         if code is not None:
             return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
         now = time.monotonic()
-        if not self.ready:
-            if now - self._began > LOADING_LIMIT_S:
-                return f"has not loaded within {LOADING_LIMIT_S:.0f} s"
-            return None
+        if not self.ready and now - self._began > LOADING_LIMIT_S:
+            return f"has not loaded within {LOADING_LIMIT_S:.0f} s"
         if now - self._last_tick < TICK_S / 2:
             return None
         self._last_tick = now
-        advance, page = self.page.advance, self.page
-        if advance != self._last_advance or not (
-            page.in_flight or page.state == EngineState.WORKING
-        ):
+        advance, page = self.page.advance if self.ready else self._cpu_time(), self.page
+        has_work = not self.ready or page.in_flight or page.state == EngineState.WORKING
+        if advance != self._last_advance or not has_work:
             self._last_advance, self._still_ticks = advance, 0
             return None
         self._still_ticks += 1
-        if self._still_ticks < round(HANG_LIMIT_S / TICK_S):
+        limit_s = HANG_LIMIT_S if self.ready else LOADING_STILL_S
+        if self._still_ticks < round(limit_s / TICK_S):
             return None
-        return f"has done nothing for {HANG_LIMIT_S:.0f} s with work to do"
+        return f"has done nothing for {limit_s:.0f} s with work to do"
+
+    def _cpu_time(self) -> tuple[int, int]:
+        """Ticks of user and system time (proc(5)); where the system does not say, it counts up."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return self._last_advance[0] + 1, 0
+        fields = stat.rpartition(")")[2].split()
+        return int(fields[11]), int(fields[12])
 
     def death(self, reason: str) -> Death:
         self.kill()

@@ -142,6 +142,28 @@ def test_an_idle_engine_is_no_hang_and_a_stopped_one_is_noticed_with_the_next_re
     assert with_engine(body) == undisturbed()[0]
 
 
+def test_an_engine_that_is_stopped_while_it_loads_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("invar.serving.supervisor.LOADING_STILL_S", 1.5)
+
+    async def body(engine: AsyncEngine, supervisor: Supervisor) -> Heard:
+        first = supervisor.engine_pid
+        hearing = asyncio.create_task(hear(engine.submit([choice(0)])))
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        while supervisor.engine_pid in (None, first):
+            await asyncio.sleep(0.002)
+        second = supervisor.engine_pid
+        assert second is not None
+        os.kill(second, signal.SIGSTOP)
+        heard = await hearing
+        assert supervisor.engine_pid not in (first, second)
+        return heard
+
+    assert with_engine(body) == undisturbed()[0]
+
+
 def test_who_leaves_while_the_engine_is_away_is_forgotten() -> None:
     async def body(engine: AsyncEngine, supervisor: Supervisor) -> None:
         leaving = [engine.submit([choice(index)]) for index in range(8)]
