@@ -65,6 +65,11 @@ def test_prompts_are_found_after_kill_9(tmp_path: Path) -> None:
             assert ask(second) == (cold, 384)
         assert ask(server) == (cold, 384)
         assert metric(server, "vllm:external_prefix_cache_hits_total") == 384
+        assert metric(server, "vllm:external_prefix_cache_queries_total") == 400
+        for source, tokens in (("disk", 384), ("device", 0)):
+            series = f'vllm:prompt_tokens_cached_by_source_total{{engine="0",.*source="{source}"}} '
+            (line,) = re.findall(f"^{series}(.*)$", httpx.get(f"{server.url}/metrics").text, re.M)
+            assert float(line) == tokens
         assert metric(server, "invar:kv_store_pages_read_total") == 12
         assert httpx.post(f"{server.url}/v1/cache/reset").status_code == 200
         assert ask(server, prompt=[*PROMPT[:40], 7])[1] == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden.tiny_models import model_path
 
 from invar.backends.runner import GroupMemory, ModelWork
 from invar.config import EngineConfig
@@ -120,7 +121,7 @@ def test_without_knowledge_of_the_model_steps_are_counted() -> None:
 
 @pytest.mark.parametrize("name", ["llama_gqa", "gemma3_pattern6"])
 def test_a_model_by_its_file(name: str) -> None:
-    path = f"tests/golden/{name}.gguf"
+    path = str(model_path(name))
     model = load_engine(EngineConfig(model=path, kv_cache_memory_bytes=64 << 20))
     try:
         info = model.info
@@ -145,5 +146,26 @@ def test_a_model_by_its_file(name: str) -> None:
         assert stats.work["decode_steps"] == 3
         assert stats.work["peak_read_bytes"] > 0
         assert stats.prompt_computed == 37
+    finally:
+        model.close()
+
+
+def test_b85_a_preempted_prompt_counts_once() -> None:
+    config = EngineConfig(model=str(model_path("llama_gqa")), kv_cache_memory_bytes=64 << 20)
+    model = load_engine(config)
+    engine, params = model.engine, SamplingParams(max_tokens=6, ignore_eos=True)
+    try:
+        (request,) = model.door.resolve("r", np.arange(3, 40, dtype=np.int32), params)
+        engine.add_request(request)
+        outputs = engine.step() + engine.step()
+        engine.scheduler.preempt(engine.states[request.id])
+        engine.reset_prefix_cache()  # all of it is computed again
+        while engine.has_unfinished:
+            outputs += engine.step()
+        told = [output.timing.get("preemptions", 0) for output in outputs]
+        assert told == [0, 0, 1, 1, 1, 1]
+        stats = engine.stats()
+        assert (stats.prompt_computed, stats.prompt_from_memory, stats.preemptions) == (37, 0, 1)
+        assert stats.prompt_tokens == 2 * 37  # rows, which were run twice
     finally:
         model.close()
