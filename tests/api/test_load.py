@@ -167,6 +167,32 @@ def test_b41_pages_come_back_wherever_a_client_leaves(
     client.close()
 
 
+def test_what_expires_in_the_queue_is_never_computed(real: RealServer) -> None:
+    """Behind requests that take the whole engine; what runs is cut with its error as the end."""
+    engine = real.loaded.engine
+    before, end = engine.generated_tokens, time.monotonic() + 20
+    busy = ask(real, max_tokens=1900, n=8, temperature=1)
+    while engine.generated_tokens < before + 64:  # all eight run
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    rows = engine.prompt_tokens
+    for stream in (False, True):
+        body = STREAM | {"prompt": [7] * 900, "stream": stream}
+        headers = {"x-request-timeout-ms": "30"}
+        answer = real.http.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert engine.stats().running == 8
+    assert engine.prompt_tokens == rows
+    busy.close()
+    real.settle()
+    body = STREAM | {"max_tokens": 2000, "n": 8, "temperature": 1}
+    headers = {"x-request-timeout-ms": "200"}
+    said = real.http.post("/v1/completions", json=body, headers=headers).text
+    assert json.loads(said.rstrip().split("data: ")[-1])["error"]["code"] == "deadline_exceeded"
+    real.settle()
+
+
 def test_a_reader_that_stops_is_cancelled_and_its_pages_come_back() -> None:
     config = EngineConfig(model=str(TINY), max_num_seqs=8, num_threads=2)
     with real_server(config, stall_timeout_s=0.5) as real:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import pytest
 from invar.api.response_store import ResponseStore
 from invar.cli.listening import EXIT_CUT, EXIT_DRAINED
 
-from .commands import Serving, listening, serving
+from .commands import INVAR, Serving, environment, listening, serving
 
 TINY = str(Path(__file__).parents[1] / "golden" / "llama_gqa.gguf")
 
@@ -272,3 +273,20 @@ def test_responses_in_the_background_are_waited_for(
     assert kept.response["status"] == status
     if status == "failed":
         assert "shutting down" in kept.response["error"]["message"]
+
+
+def test_b92_a_signal_while_the_model_is_read_leaves_nothing() -> None:
+    command = [*INVAR, "serve", TINY, "--port", "0", "--kv-store", "off", "--response-store", "off"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(), stdout=pipe, stderr=subprocess.STDOUT)
+    family: list[psutil.Process] = []
+    end = time.monotonic() + 30
+    while not family and time.monotonic() < end:  # until the engine's process is there
+        family = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert b"Traceback" not in said
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
