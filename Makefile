@@ -61,7 +61,8 @@ sanitize: $(VENV)/.dev
 	  --output-on-failure
 
 python-test: $(VENV)/.dev
-	$(BIN)/pytest -n $(JOBS) --dist loadfile
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m 'not alone'
+	$(BIN)/pytest -m alone
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

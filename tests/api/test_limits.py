@@ -125,6 +125,7 @@ def test_b36_without_max_tokens_the_window_is_the_limit() -> None:
         assert server.complete().json()["usage"]["completion_tokens"] == 16
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("fields", [
     {"n": 2_000_000}, {"best_of": 2_000_000}, {"logprobs": 300_000_000}, {"max_tokens": 2**63},
     {"stop": ["x"] * 100_000}, {"prompt": ["a"] * 100_000}, {"n": 128, "prompt": ["a"] * 1000},
@@ -145,6 +146,7 @@ def test_b34_giant_requests_are_refused_before_anything_is_made_of_them(
     assert len(hello.engine.seen) == before
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("path", "body"), [
     ("/detokenize", {"tokens": [5] * 3_000_000}),
     ("/v1/chat/completions",
@@ -164,6 +166,7 @@ def test_b34_on_the_other_routes(hello: RunningServer, path: str, body: dict[str
     assert elapsed < 2
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("path", "body"), [
     ("/v1/completions", {
         "prompt": ["a"] * 500, "allowed_token_ids": list(range(300)), "max_tokens": 1,

@@ -179,6 +179,7 @@ def smollm2() -> Iterator[GGUFFile]:
         yield model
 
 
+@pytest.mark.alone
 def test_whole_file_opens_fast(smollm2: GGUFFile) -> None:
     """The vocabulary is 49,152 strings, the merges as many; a quarter of a second is ten times more
     than the machine needs, and a tenth of what a reader that builds an object per string takes."""
