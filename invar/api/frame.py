@@ -81,20 +81,12 @@ class RequestFrame:
             record.status = message["status"]
 
         try:
-            if self._server.draining and path not in OPEN_PATHS and path != METRICS:
-                raise shutting_down()
+            self._check_open(path)
             key = scope[API_KEY] = self._key_of(scope, headers)
             if key is not None:
                 record.key, record.key_id = key.name, key.digest.hex()[:8]
             scope[DEADLINE] = deadline(headers, record.began)
-            if key is None or scope["method"] != "POST":
-                await self._app(scope, receive_watched, send_with_id)
-                return
-            key.begin(self._server.keys.clock())
-            try:
-                await self._app(scope, receive_watched, send_with_id)
-            finally:
-                key.end(time.monotonic() - record.began)
+            await self._pass_on(key, scope, receive_watched, send_with_id)
         except ApiError as error:
             await refuse(error)
         except asyncio.CancelledError:
@@ -112,6 +104,24 @@ class RequestFrame:
             record.status = record.status or 499
             record.ended = time.monotonic()
             self._server.observe(record)
+
+    def _check_open(self, path: str) -> None:
+        """Raises a 503 once the server is shutting down, for all but who looks after it."""
+        if self._server.draining and path not in OPEN_PATHS and path != METRICS:
+            raise shutting_down()
+
+    async def _pass_on(
+        self, key: ApiKey | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """To the routes; what may cost something is counted on its key. Raises a 429."""
+        if key is None or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        key.begin(self._server.keys.clock())
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            key.end(time.monotonic() - scope[RECORD].began)
 
     def _key_of(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiKey | None:
         """The key of the caller; None where none is asked for. Raises a 401."""
