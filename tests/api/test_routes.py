@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 
 from invar.api.keys import key_ring
-from invar.serving.messages import EngineDown
+from invar.serving.messages import EngineDown, EngineUp
 
-from .scripted import RunningServer, running, says, token
+from .scripted import RunningServer, endless, running, says, token
 from .test_limits import error_of
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
@@ -270,3 +272,21 @@ def test_a_dead_engine_is_neither_ready_nor_alive() -> None:
         server.server.engine._deliver(EngineDown(fatal="gone"))
         assert error_of(server.http.get("/ready"), 503)["code"] == "engine_not_ready"
         assert error_of(server.http.get("/health"), 503)["code"] == "engine_dead"
+
+
+def test_a_condemned_request_hears_a_500_that_names_it_and_others_go_on() -> None:
+    with running(endless(pause_s=0.005)) as server, ThreadPoolExecutor(2) as pool:
+        engine = server.server.engine
+        bad = pool.submit(server.complete, max_tokens=200)
+        while len(server.engine.running) < 1:
+            time.sleep(0.002)
+        (culprit,) = server.engine.running
+        good = pool.submit(server.complete, max_tokens=60)
+        down = EngineDown(condemned={culprit: f"Request {culprit} ended the engine twice"})
+        for event in (down, EngineUp(1)):
+            engine._port._loop.call_soon_threadsafe(engine._deliver, event)  # type: ignore[attr-defined]
+        error = error_of(bad.result(), 500)
+        assert culprit in error["message"]
+        assert error["code"] == "engine_error"
+        assert bad.result().headers["x-should-retry"] == "false"
+        assert good.result().json()["usage"]["completion_tokens"] == 60
