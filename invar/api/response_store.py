@@ -31,21 +31,34 @@ SILENT_S = 30.0  # a background response that nobody has run for so long has los
 
 OURS = re.compile(r"responses\.sqlite(-wal|-shm)?")
 
+FORMAT = 1  # of the file
+# What is looked through for every response is small; the texts lie beside it.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
     owner TEXT NOT NULL,      -- who may read it: a digest of the API key, or empty
     previous TEXT,
-    items BLOB NOT NULL,      -- the input of the request, JSON
-    response BLOB NOT NULL,   -- the answer, JSON
-    bytes INTEGER NOT NULL,   -- of both
+    bytes INTEGER NOT NULL,   -- of its bodies
     created REAL NOT NULL,
     used REAL NOT NULL,       -- last read or, while it runs, last sign of life
     running INTEGER NOT NULL  -- in the background
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS bodies (
+    id TEXT PRIMARY KEY REFERENCES responses ON DELETE CASCADE,
+    items BLOB NOT NULL,      -- the input of the request, JSON
+    response BLOB NOT NULL    -- the answer, JSON
 );
-CREATE INDEX IF NOT EXISTS by_use ON responses (used, bytes);
+CREATE TABLE IF NOT EXISTS total (rows INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO total SELECT 0, 0 WHERE NOT EXISTS (SELECT 1 FROM total);
+CREATE TRIGGER IF NOT EXISTS added AFTER INSERT ON responses BEGIN
+    UPDATE total SET rows = rows + 1, bytes = bytes + new.bytes; END;
+CREATE TRIGGER IF NOT EXISTS removed AFTER DELETE ON responses BEGIN
+    UPDATE total SET rows = rows - 1, bytes = bytes - old.bytes; END;
+CREATE TRIGGER IF NOT EXISTS resized AFTER UPDATE OF bytes ON responses BEGIN
+    UPDATE total SET bytes = bytes + new.bytes - old.bytes; END;
+CREATE INDEX IF NOT EXISTS by_use ON responses (used);
+CREATE INDEX IF NOT EXISTS by_age ON responses (created);
 """
-COLUMNS = "id, previous, items, response, used, running"
 T = TypeVar("T")
 
 
@@ -88,10 +101,18 @@ class ResponseStore:
             "journal_mode = WAL",
             "synchronous = NORMAL",
             "secure_delete = ON",
+            "foreign_keys = ON",
             f"journal_size_limit = {4 << 20}",
         ):
             db.execute(f"PRAGMA {pragma}")
-        db.executescript(SCHEMA)
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version != FORMAT and db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            db.close()
+            raise ValueError(
+                f"it has format {version}, and this version of Invar writes {FORMAT}; remove it, "
+                f"or name another folder"
+            )
+        db.executescript(f"{SCHEMA} PRAGMA user_version = {FORMAT};")
         return db
 
     async def put(
@@ -105,15 +126,16 @@ class ResponseStore:
         """Keeps a response, making room for it. False if it is too large, or the disk failed."""
         given, answer = msgspec.json.encode(items), msgspec.json.encode(response)
         size, now = len(given) + len(answer), time.time()
-        row = (response["id"], owner, response["previous_response_id"], given, answer)
+        name = response["id"]
+        row = (name, owner, response["previous_response_id"], size, now, now, running)
         if size > self.max_bytes:
             return False
 
         def work(db: sqlite3.Connection) -> bool:
             db.execute("BEGIN IMMEDIATE")
             self._make_room(db, size, now)
-            values = (*row, size, now, now, running)
-            db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute("INSERT INTO bodies VALUES (?, ?, ?)", (name, given, answer))
             db.execute("COMMIT")
             return True
 
@@ -122,7 +144,7 @@ class ResponseStore:
     def _make_room(self, db: sqlite3.Connection, size: int, now: float) -> None:
         """The expired go, then the least recently used."""
         db.execute("DELETE FROM responses WHERE created < ?", (now - MAX_AGE_S,))
-        rows, total = db.execute("SELECT count(*), ifnull(sum(bytes), 0) FROM responses").fetchone()
+        rows, total = db.execute("SELECT rows, bytes FROM total").fetchone()
         oldest = db.execute("SELECT id, bytes FROM responses ORDER BY used")
         leaving = []
         while rows >= self._max_rows or total + size > self.max_bytes:
@@ -137,12 +159,19 @@ class ResponseStore:
         answer = msgspec.json.encode(response)
 
         def work(db: sqlite3.Connection) -> bool:
-            return changed(
+            db.execute("BEGIN IMMEDIATE")
+            name = response["id"]
+            found = changed(
                 db,
-                "UPDATE responses SET response = ?, running = 0, used = ?, bytes = bytes + ? - "
-                "length(response) WHERE id = ? AND owner = ? AND running",
-                (answer, time.time(), len(answer), response["id"], owner),
+                "UPDATE responses SET running = 0, used = ?, bytes = bytes + ? - "
+                "(SELECT length(response) FROM bodies WHERE id = ?) "
+                "WHERE id = ? AND owner = ? AND running",
+                (time.time(), len(answer), name, name, owner),
             )
+            if found:
+                db.execute("UPDATE bodies SET response = ? WHERE id = ?", (answer, name))
+            db.execute("COMMIT")
+            return found
 
         return await self._write(work)
 
@@ -197,7 +226,8 @@ class ResponseStore:
         """A look keeps what is looked at, unless it runs: then `used` is its sign of life."""
         now = time.time()
         found = db.execute(
-            f"SELECT {COLUMNS} FROM responses WHERE id = ? AND owner = ? AND created >= ?",
+            "SELECT id, previous, items, response, used, running FROM responses JOIN bodies "
+            "USING (id) WHERE id = ? AND owner = ? AND created >= ?",
             (response_id, owner, now - MAX_AGE_S),
         ).fetchone()
         if found is None:

@@ -267,6 +267,27 @@ def test_responses_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert db.execute("SELECT id FROM responses").fetchall() == [("new",)]
 
 
+def test_the_sums_are_right_after_everything(tmp_path: Path) -> None:
+    store = ResponseStore(str(tmp_path), max_bytes=4000)
+
+    async def work() -> None:
+        for i in range(40):
+            await store.put(
+                "", response(f"r{i}", text="x" * (i * 37 % 900)), [], running=i % 3 == 0
+            )
+            await store.finish("", response(f"r{i}", text="y" * (i * 53 % 700)))
+            await store.delete("", f"r{i - i % 4}")
+
+    asyncio.run(work())
+    store.close()
+    with sqlite3.connect(tmp_path / "responses.sqlite") as db:
+        sums = db.execute("SELECT count(*), sum(bytes) FROM responses").fetchone()
+        assert sums == db.execute("SELECT rows, bytes FROM total").fetchone()
+        sql = "SELECT count(*), sum(length(items) + length(response)) FROM bodies"
+        assert sums == db.execute(sql).fetchone()
+        assert sums[0] > 3
+
+
 def test_chains(tmp_path: Path) -> None:
     store = ResponseStore(str(tmp_path))
 
@@ -307,6 +328,15 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "responses.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(ValueError, match=r"responses\.sqlite: file is not a database"):
+        ResponseStore(str(tmp_path))
+
+
+def test_a_file_of_another_format(tmp_path: Path) -> None:
+    ResponseStore(str(tmp_path)).close()
+    ResponseStore(str(tmp_path)).close()
+    with sqlite3.connect(tmp_path / "responses.sqlite") as db:
+        db.execute("PRAGMA user_version = 7")
+    with pytest.raises(ValueError, match="it has format 7, and this version of Invar writes 1"):
         ResponseStore(str(tmp_path))
 
 
