@@ -27,13 +27,16 @@ def defined_names(path: Path) -> set[str]:
     return names
 
 
+DOCUMENTS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "bench/README.md"]
+
+
 def named_places() -> list[tuple[str, str, str]]:
-    documents = [
-        *sorted((ROOT / "docs").glob("*.md")),
-        ROOT / "README.md",
-        ROOT / "bench/README.md",
-    ]
-    return [(d.name, *match) for d in documents for match in PATH.findall(d.read_text())]
+    return [(d.name, *match) for d in DOCUMENTS for match in PATH.findall(d.read_text())]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_merge_is_left_half_done(document: Path) -> None:
+    assert not re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", document.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("document", "path", "symbol"), named_places())
