@@ -6,10 +6,9 @@ depends on is decided later (law 1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-import msgspec
 import numpy as np
 
 
@@ -76,8 +75,9 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...] = ()
 
 
-class EngineOutput(msgspec.Struct, array_like=True):
-    """What one step brought for one request. A struct, as it crosses to another process."""
+@dataclass
+class EngineOutput:
+    """What one step brought for one request."""
 
     request_id: str
     token_ids: list[int]
@@ -88,4 +88,4 @@ class EngineOutput(msgspec.Struct, array_like=True):
     error: str | None = None
     cached_tokens: int | None = None  # of the prompt, found computed; once, with the first token
     # arrival, first_scheduled (monotonic s), and preemptions so far of a request that had some
-    timing: dict[str, float] = {}
+    timing: dict[str, float] = field(default_factory=dict)
