@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from invar.weights.model_cache import cache_root
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
+UNUSED_S = 7 * 24 * 3600
 
 
 def clients_python() -> Path:
     """The interpreter that has them. Making the environment takes a minute, once a list of
-    requirements; what other lists made is removed."""
+    requirements; what other lists made goes once nobody has used it for a week."""
     folder = cache_root() / "clients"
     folder.mkdir(parents=True, exist_ok=True)
     made_of = REQUIREMENTS.read_bytes() + sys.version.encode()
@@ -28,15 +30,16 @@ def clients_python() -> Path:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "complete").exists():
-            for old in folder.iterdir():
-                if old.is_dir():
-                    shutil.rmtree(old)
+            for mark in folder.glob("*/complete"):
+                if time.time() - mark.stat().st_mtime > UNUSED_S:
+                    shutil.rmtree(mark.parent)
+            shutil.rmtree(home, ignore_errors=True)  # one that was begun
             subprocess.run([sys.executable, "-m", "venv", home], check=True)
             # Every version is named, so nothing is resolved; nothing is built either.
             install = [home / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps"]
             install += ["--only-binary", ":all:", "--no-compile", "-r", REQUIREMENTS]
             subprocess.run(install, check=True)
-            (home / "complete").touch()
+        (home / "complete").touch()
     return home / "bin" / "python"
 
 
