@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import compile_path
 from starlette.types import ASGIApp
 
 from invar.api.calls import client_left
@@ -26,6 +27,9 @@ RATE_HEADERS = [
     for what in ("limit", "remaining", "reset")
     for kind in ("requests", "tokens")
 ]
+
+PLAIN = frozenset(route.path for route in ROUTES if "{" not in route.path)
+PATTERNS = [(compile_path(path)[0], path) for path in sorted({r.path for r in ROUTES} - PLAIN)]
 
 
 def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> ASGIApp:
@@ -42,12 +46,12 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
 
     app = FastAPI(title="Invar", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for route in ROUTES:
-        handler = bound(route.handler, server, route.path)
+        handler = bound(route.handler, server)
         app.add_route(route.path, handler, methods=list(route.methods))
     # In place of Starlette's stack, whose outermost layer answers what nobody has caught in plain
     # text; here that is left to the frame.
     app.middleware_stack = ExceptionMiddleware(app.router, HANDLERS)
-    framed = RequestFrame(app, server)
+    framed = RequestFrame(app, server, route_of)
     return CORSMiddleware(
         framed,
         allow_origins=list(allowed_origins),
@@ -57,9 +61,15 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
     )
 
 
-def bound(handler: Handler, server: Server, path: str) -> Callable[[Request], Awaitable[Response]]:
+def route_of(path: str) -> str | None:
+    """The route that has the path, whatever the method."""
+    if path in PLAIN:
+        return path
+    return next((route for pattern, route in PATTERNS if pattern.match(path)), None)
+
+
+def bound(handler: Handler, server: Server) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        request.scope[RECORD].route = path
         return await handler(server, request)
 
     return endpoint
@@ -75,7 +85,7 @@ async def on_api_error(request: Request, error: Exception) -> Response:
 async def on_http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, which the router answers, in the same shape."""
     assert isinstance(error, HTTPException)
-    paths = sorted({route.path for route in ROUTES})
+    paths = sorted(PLAIN | {route for _, route in PATTERNS})
     if error.status_code == 404:
         message = f"There is no such path. Known: {', '.join(paths)}."
     else:

@@ -62,7 +62,10 @@ def shown(name: str) -> str:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; raises a 413 as soon as it is known to be too large."""
+    """The whole body. Raises a 413 as soon as it is known to be too large, a 415 if compressed."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise ApiError(415, "The body must be sent as it is, without a Content-Encoding.")
     too_large = ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:

@@ -11,13 +11,14 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from invar.api.errors import ApiError, bad_request, internal, shutting_down
 from invar.api.keys import ApiKey, unauthorized
 from invar.api.server import Server
-from invar.observe.requests import RequestRecord, current_record
+from invar.observe.requests import OTHER, RequestRecord, current_record
 
 logger = logging.getLogger("invar.api")
 
@@ -38,9 +39,10 @@ METRICS = "/metrics"
 
 
 class RequestFrame:
-    def __init__(self, app: ASGIApp, server: Server) -> None:
+    def __init__(self, app: ASGIApp, server: Server, route_of: Callable[[str], str | None]) -> None:
         self._app = app
         self._server = server
+        self._route_of = route_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,6 +53,7 @@ class RequestFrame:
         scope[REQUEST_ID] = request_id.decode()
         path = scope["path"]
         record = scope[RECORD] = record_of(scope, request_id)
+        record.route = self._route_of(path) or OTHER
         current_record.set(record)  # of this task
         key: ApiKey | None = None
         complete = False

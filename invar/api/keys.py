@@ -212,6 +212,8 @@ def structured_keys(text: str, where: str) -> Iterator[ApiKey]:
         mark = error.problem_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark is not None else ""
         raise KeyFileError(f"{where}:{place} {error.problem}") from None
+    except RecursionError:
+        raise KeyFileError(f"{where}: nested too deeply") from None
     try:
         file = msgspec.convert(value, KeyFile)
     except msgspec.ValidationError as error:

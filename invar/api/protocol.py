@@ -7,8 +7,10 @@ looked at, and wait for them forever (uvicorn 0.54 `protocols/http/httptools_imp
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 
+import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -29,6 +31,9 @@ BODY_BYTES_PER_S = 256
 MAX_PIPELINE = 16
 # Once the server is shutting down: what is on its way arrives within it.
 BODY_GRACE_S = 1.0
+FRAMING = frozenset(
+    {b"content-length", b"transfer-encoding"}
+)  # headers that say how long a body is
 # A client that has stopped to read: its connection is closed with what waits in it.
 ABORT = "invar.abort"  # in the scope: a function
 
@@ -42,6 +47,8 @@ class Connection(HttpToolsProtocol):
     _body_deadline: asyncio.TimerHandle | None = None
     _body_bytes = 0  # since the last look
     _running: RequestResponseCycle | None = None
+    _piece = b""  # that the parser reads
+    _repeats_head = False  # to a parser that has come into the place of another
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -65,18 +72,48 @@ class Connection(HttpToolsProtocol):
             if self.transport.is_closing():
                 return
             piece = data[start : start + SLICE_BYTES]
-            self._progress = False
+            self._piece, self._progress = piece, False
             super().data_received(piece)
             self._head_bytes = 0 if self._progress else self._head_bytes + len(piece)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(head_too_large())
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade that is offered need not be taken (RFC 9110, 7.8): the request is one as any.
+
+        The parser takes what follows the head for another protocol's, and raised where that begins;
+        one that has heard of the body's length alone reads on from there.
+        """
+        raised = sys.exc_info()[1]
+        assert isinstance(raised, httptools.HttpParserUpgrade)
+        (start,) = raised.args
+        framing = [b": ".join(one) + b"\r\n" for one in self.headers if one[0] in FRAMING]
+        self.parser = httptools.HttpRequestParser(self)
+        self._repeats_head = True
+        rest = self._piece[start:]
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
+        self._repeats_head = False
+        if rest:
+            self.data_received(rest)
+
+    def on_url(self, url: bytes) -> None:
+        if not self._repeats_head:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._repeats_head:
+            super().on_header(name, value)
+
     def on_message_begin(self) -> None:
+        if self._repeats_head:
+            return
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         self._await_head()
 
     def on_headers_complete(self) -> None:
+        if self._repeats_head:
+            return
         self._have_head()
         self._await_body()
         super().on_headers_complete()
@@ -89,6 +126,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # of the head alone
         self._progress = True
         self._have_body()
         super().on_message_complete()

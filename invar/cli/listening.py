@@ -215,6 +215,7 @@ def run_server(
             app,
             loop="uvloop",
             http=Connection,
+            ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -318,6 +318,7 @@ SECRET = "sk-do-not-print"
     ("", "line 1: keys: Expected `object`, got `null`"),
     ("keys: []\n", "there is no key in it"),
     ("- a\n", "line 1: keys: Expected `object`"),
+    ("[" * 100_000, "nested too deeply"),
 ])  # fmt: skip
 def test_files_that_are_wrong_say_where(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ValueError, match="keys") as caught:

@@ -70,6 +70,19 @@ def test_one_line_a_request_without_its_text(tmp_path: Path) -> None:
     assert (lost["status"], lost["route"], lost["path"]) == (404, "other", "/secret%0Apath")
 
 
+def test_a_route_keeps_its_name_where_it_is_not_reached(tmp_path: Path) -> None:
+    with logged(says("Hello"), tmp_path) as (server, path):
+        server.http.get("/v1/completions")
+        server.http.post("/v1/messages", headers={"x-request-timeout-ms": "soon"})
+        server.http.get("/v1/models/a/b")
+    seen = [(line["status"], line["route"]) for line in lines(path)]
+    assert seen == [
+        (405, "/v1/completions"),
+        (400, "/v1/messages"),
+        (404, "/v1/models/{model:path}"),
+    ]
+
+
 def test_a_key_by_name_and_digest(tmp_path: Path) -> None:
     with logged(says("Hello"), tmp_path, keys=key_ring(["sk-one", "sk-two"], None)) as (
         server,

@@ -101,6 +101,38 @@ def test_bodies_in_many_small_chunks(hello: RunningServer) -> None:
     assert answer.status_code == 200
 
 
+BODY = b'{"prompt": "Hi", "max_tokens": 1}'
+OFFERS_H2 = (
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n"
+    b"http2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+)
+
+
+@pytest.mark.parametrize("framed", [
+    b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY),
+    b"transfer-encoding: chunked\r\n\r\n5\r\n%b\r\n%x\r\n%b\r\n0\r\n\r\n"
+    % (BODY[:5], len(BODY) - 5, BODY[5:]),
+])  # fmt: skip
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_an_upgrade_that_is_offered_is_not_taken(
+    hello: RunningServer, framed: bytes, size: int
+) -> None:
+    """Java's HttpClient offers h2c with every request."""
+    last = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    get = b"GET /health HTTP/1.1\r\nhost: x\r\n" + OFFERS_H2 + b"\r\n"
+    data = (HEAD + OFFERS_H2 + framed) * 2 + get + last
+    answer, _ = sent(hello, (data[i : i + size] for i in range(0, len(data), size)))
+    assert answer.count(b"HTTP/1.1 200") == 4
+    assert answer.count(b'"completion_tokens":1') == 2
+
+
+def test_compressed_bodies_are_refused(hello: RunningServer) -> None:
+    headers = {"content-encoding": "gzip"}
+    answer = hello.http.post("/v1/completions", headers=headers, content=BODY)
+    assert answer.status_code == 415
+    assert "Content-Encoding" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("start", [
     b"", b"GET /health HTTP/1.1\r\nhos", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea",
 ])  # fmt: skip
