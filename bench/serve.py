@@ -40,9 +40,10 @@ class Figures:
     client_us: float
 
 
-def prompt(index: int) -> list[int]:
-    """No two begin alike: nothing is shared."""
-    ids: list[int] = np.random.default_rng(index).integers(1000, 40000, PROMPT_TOKENS).tolist()
+def prompt(index: int, vocab: int) -> list[int]:
+    """No two begin alike: nothing is shared. Special tokens have low ids."""
+    dice = np.random.default_rng(index)
+    ids: list[int] = dice.integers(vocab // 4, vocab, PROMPT_TOKENS).tolist()
     return ids
 
 
@@ -64,12 +65,12 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def drive(port: int, streams: int, tokens: int, seed: int) -> int:
-    """Opens all streams at once and reads them to their ends; events that were seen."""
+def drive(port: int, streams: int, tokens: int, seed: int, vocab: int) -> None:
+    """Opens all streams at once and reads them to their ends."""
     selector = selectors.DefaultSelector()
     for index in range(streams):
         body = {
-            "prompt": prompt(seed * 1000 + index),
+            "prompt": prompt(seed * 1000 + index, vocab),
             "max_tokens": tokens,
             "ignore_eos": True,
             "temperature": 0,
@@ -84,29 +85,29 @@ def drive(port: int, streams: int, tokens: int, seed: int) -> int:
         client.sendall(head.encode() + data)
         client.setblocking(False)
         selector.register(client, selectors.EVENT_READ)
-    events = 0
+    complete = 0
     while selector.get_map():
         for key, _ in selector.select():
             assert isinstance(key.fileobj, socket.socket)
             data = key.fileobj.recv(1 << 16)
-            events += data.count(b"data: {")
+            complete += data.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
             if not data:
                 selector.unregister(key.fileobj)
                 key.fileobj.close()
-    return events
+    assert complete == streams, f"{streams - complete} streams ended with an error"
 
 
-def over_http(model: str, streams: int, tokens: int, runs: int) -> list[Figures]:
+def over_http(model: str, streams: int, tokens: int, runs: int, vocab: int) -> list[Figures]:
     server, port = start(model, streams)
     http = psutil.Process(server.pid)
     (engine,) = http.children()
     myself = psutil.Process()
     figures = []
-    drive(port, streams, 8, 999)
+    drive(port, streams, 8, 999, vocab)
     for run in range(runs):
         before = [cpu_s(one) for one in (http, engine, myself)]
         began = time.perf_counter()
-        drive(port, streams, tokens, run)
+        drive(port, streams, tokens, run, vocab)
         seconds = time.perf_counter() - began
         used = [cpu_s(one) - b for one, b in zip((http, engine, myself), before, strict=True)]
         delivered = streams * tokens
@@ -116,13 +117,14 @@ def over_http(model: str, streams: int, tokens: int, runs: int) -> list[Figures]
     return figures
 
 
-def offline(model: str, streams: int, tokens: int, runs: int) -> list[float]:
-    """Tokens a second of the engine alone, for the same requests."""
+def offline(model: str, streams: int, tokens: int, runs: int) -> tuple[list[float], int]:
+    """Tokens a second of the engine alone for the same requests, and its vocabulary's size."""
     loaded = load_engine(EngineConfig(model=model, max_num_seqs=streams, paces_prompts=True))
-    rates = []
+    rates, vocab = [], loaded.info.vocab_size
     for run in range(-1, runs):
         for index in range(streams):
-            ids = np.array(prompt(run * 1000 + index if run >= 0 else 10**6 + index), np.int32)
+            number = run * 1000 + index if run >= 0 else 10**6 + index
+            ids = np.array(prompt(number, vocab), np.int32)
             sampling = Sampling(seed=0, temperature=0.0)
             loaded.engine.add_request(EngineRequest(f"{run}-{index}", ids, tokens, sampling))
         began = time.perf_counter()
@@ -131,7 +133,7 @@ def offline(model: str, streams: int, tokens: int, runs: int) -> list[float]:
         if run >= 0:
             rates.append(streams * tokens / (time.perf_counter() - began))
     loaded.close()
-    return rates
+    return rates, vocab
 
 
 def spread(values: list[float]) -> str:
@@ -147,9 +149,9 @@ def main() -> None:
     arguments = parser.parse_args()
     words = (arguments.model, arguments.streams, arguments.tokens, arguments.runs)
     print(f"{arguments.model}, {arguments.streams} streams of {arguments.tokens} tokens")
-    alone = offline(*words)
+    alone, vocab = offline(*words)
     print(f"engine alone            {spread(alone)} tokens/s", flush=True)
-    served = over_http(*words)
+    served = over_http(*words, vocab)
     rates = [one.tokens_per_s for one in served]
     print(f"over HTTP               {spread(rates)} tokens/s")
     less = 1 - statistics.median(rates) / statistics.median(alone)
