@@ -133,3 +133,11 @@ def unknown_stream_options(raw: Mapping[str, Any]) -> list[str]:
     known = StreamOptions.__struct_fields__
     names = options if isinstance(options, dict) else {}
     return [f"stream_options.{name}" for name in names if name not in known]
+
+
+def needed(part: msgspec.Struct, name: str, where: str) -> str:
+    """A text that parts of this type must have, and others need not. Raises a 400."""
+    value: str | None = getattr(part, name)
+    if value is None:
+        raise bad_request(f"{where}: one of this type needs {name}.", f"{where}.{name}")
+    return value

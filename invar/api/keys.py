@@ -206,8 +206,9 @@ def structured_keys(text: str, where: str) -> Iterator[ApiKey]:
     import yaml  # JSON too, and every node knows its line
 
     try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        value = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        tree = loader.get_single_node()
+        value = None if tree is None else loader.construct_document(tree)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark is not None else ""

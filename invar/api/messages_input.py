@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from invar.api.body import FieldCounts, parse_fields
+from invar.api.body import FieldCounts, needed, parse_fields
 from invar.api.errors import ApiError, bad_request
 from invar.api.fields import ChatFields, Message
 from invar.api.limits import Limits, check_items
@@ -231,13 +231,6 @@ def text_of(block: Block, where: str) -> str:
     if block.type != "text":
         raise unsupported(where)
     return needed(block, "text", where)
-
-
-def needed(block: Block, name: str, where: str) -> str:
-    value: str | None = getattr(block, name)
-    if value is None:
-        raise bad_request(f"{where}: a block of this type needs {name}.", f"{where}.{name}")
-    return value
 
 
 def unsupported(where: str) -> ApiError:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from invar.api.body import FieldCounts, parse_fields
+from invar.api.body import FieldCounts, needed, parse_fields
 from invar.api.errors import bad_request
 from invar.api.fields import ChatFields, Message, StreamOptions
 from invar.api.limits import Limits, check_items
@@ -246,13 +246,6 @@ def text_parts(content: str | list[Part] | None, where: str) -> str | list[dict[
 
 def joined(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
-def needed(item: Item, name: str, where: str) -> str:
-    value: str | None = getattr(item, name)
-    if value is None:
-        raise bad_request(f"{where}: an item of this type needs {name}.", f"{where}.{name}")
-    return value
 
 
 def chat_fields(fields: InputFields, messages: list[dict[str, Any]]) -> ChatFields:

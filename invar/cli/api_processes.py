@@ -17,6 +17,7 @@ from types import FrameType
 
 from invar.cli.listening import end_on_signal
 from invar.cli.serve import http_options, http_server, kept_responses, load_text, serve_http
+from invar.cli.tls import tls_options
 from invar.config import EngineConfig
 from invar.observe.catalogue import FOLDER_VARIABLE
 from invar.observe.logs import set_up_logging
@@ -137,7 +138,7 @@ def main() -> int:
     server.responses = kept_responses(args.response_store, args.response_store_size)
     if server.keys:
         server.keys.share(start.run_folder / "keys", args.api_server_count, start.index)
-    return serve_http(args, server, socket.socket(fileno=start.listener))
+    return serve_http(args, server, socket.socket(fileno=start.listener), tls_options(args))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from invar.api.keys import KeyRing
     from invar.api.response_store import KeptResponses
     from invar.api.server import Server
+    from invar.cli.tls import Tls
     from invar.config import EngineConfig
     from invar.observe.traces import Traces
     from invar.serving.messages import EngineFacts, EnginePort
@@ -145,9 +146,9 @@ def execute(args: argparse.Namespace) -> int:
     from invar.serving.supervisor import Supervisor
 
     # Before the model is read, so that a port in use is said at once.
-    has_keys, tls = bool(http_options(args).keys), tls_options(args)
+    http, tls = http_options(args), tls_options(args)
     listener = listen(args.host, args.port)
-    if not has_keys and not is_loopback(listener):
+    if not http.keys and not is_loopback(listener):
         logger.warning("%s", OPEN_DOOR)
     end_on_signal()
     path = fetch(config)
@@ -159,19 +160,27 @@ def execute(args: argparse.Namespace) -> int:
         facts = supervisor.wait_ready()
         responses = kept_responses(args.response_store, args.response_store_size)
         announce(
-            config, path, facts, listener, chats=text[1] is not None, needs_key=has_keys, tls=tls
+            config,
+            path,
+            facts,
+            listener,
+            chats=text[1] is not None,
+            needs_key=bool(http.keys),
+            tls=tls,
         )
         if args.api_server_count > 1:
             from invar.cli.api_processes import ApiProcesses
 
+            if responses is not None:
+                responses.store.close()  # each of them opens it for itself
             code = ApiProcesses(args, config, facts, listener, supervisor).run()
         else:
             from invar.serving.client import EngineClient
 
             port = EngineClient(supervisor.run_folder)
-            server = http_server(config, facts, text, port, http_options(args))
+            server = http_server(config, facts, text, port, http)
             server.responses = responses
-            code = serve_http(args, server, listener)
+            code = serve_http(args, server, listener, tls)
     finally:
         supervisor.close()
     return code if supervisor.dead is None else EXIT_ENGINE_DEAD
@@ -204,17 +213,16 @@ def load_text(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
     return text
 
 
-def serve_http(args: argparse.Namespace, server: Server, listener: socket) -> int:
+def serve_http(args: argparse.Namespace, server: Server, listener: socket, tls: Tls | None) -> int:
     """Until this process is told to end; returns how it ended, as `run_server` says."""
     from invar.api.app import create_app
     from invar.cli.listening import run_server
-    from invar.cli.tls import tls_options
 
     return run_server(
         create_app(server, allowed_origins=origins(args.allowed_origins)),
         server,
         listener,
-        tls=tls_options(args),
+        tls=tls,
         drain_timeout_s=args.drain_timeout,
     )
 

@@ -19,8 +19,6 @@ OPERATIONS = {
     "/v1/completions": ("openai", "text_completion"),
     "/v1/responses": ("openai", "chat"),
     "/v1/messages": ("anthropic", "chat"),
-    "/api/chat": ("ollama", "chat"),
-    "/api/generate": ("ollama", "text_completion"),
 }
 OTHER = "other"  # a route that does not exist
 

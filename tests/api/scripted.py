@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,6 +253,12 @@ class RunningServer:
 
     def complete(self, **fields: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"prompt": "Hi", **fields})
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The prompt that the chat route makes of a conversation."""
+        answer = self.http.post("/tokenize", json={"messages": messages})
+        ids: list[int] = answer.json()["tokens"]
+        return ids
 
     def idle(self, within_s: float = 3.0) -> bool:
         """Whether nothing is in flight on either side, waiting for it."""

@@ -66,7 +66,7 @@ def test_what_came_before_is_the_conversation(kept: RunningServer) -> None:
         {"role": "assistant", "content": "Hello world!"},
         {"role": "user", "content": "Q9"},
     ]
-    tokens = kept.http.post("/tokenize", json={"messages": chat}).json()["tokens"]
+    tokens = kept.chat_ids(chat)
     assert kept.engine.seen[-1].prompt_token_ids.tolist() == tokens
     counted = count(kept, input="Q9", previous_response_id=second["id"], instructions="zz")
     assert counted == len(tokens)

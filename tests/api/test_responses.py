@@ -178,8 +178,7 @@ def test_all_that_codex_sends(hello: RunningServer) -> None:
         {"role": "tool", "content": "tool"},
         {"role": "user", "content": "Q9"},
     ]
-    tokens = hello.http.post("/tokenize", json={"messages": chat}).json()["tokens"]
-    assert hello.engine.seen[-1].prompt_token_ids.tolist() == tokens
+    assert hello.engine.seen[-1].prompt_token_ids.tolist() == hello.chat_ids(chat)
 
 
 def test_parameters_reach_the_engine(hello: RunningServer) -> None:
