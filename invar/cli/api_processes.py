@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from invar.cli.listening import end_on_signal
 from invar.cli.serve import http_options, http_server, kept_responses, load_text, serve_http
 from invar.cli.tls import tls_options
 from invar.config import EngineConfig
@@ -119,6 +118,8 @@ class ApiProcesses:
         except BrokenPipeError:
             pass  # it has ended, which is noticed like any end
         self._processes[index] = process
+        if self._ending:  # the signal came while it was being started
+            process.send_signal(signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._ending = True
@@ -127,7 +128,7 @@ class ApiProcesses:
 
 
 def main() -> int:
-    end_on_signal()
+    # Until it serves there is nothing to finish: SIGTERM ends it as it ends any process.
     start: ApiStart = pickle.load(sys.stdin.buffer)
     die_with_parent(start.parent)
     set_up_logging(start.args.log_level)

@@ -229,10 +229,12 @@ def run_server(
         state,
         drain_timeout_s,
     )
-    # Once the server has stopped there is nothing left to end.
+    # Uvicorn takes the signals over only once its loop runs; one that comes before is not lost.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ignore)
+        signal.signal(number, server.handle_exit)
     server.run(sockets=[listener])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # nothing is left to end
     listener.close()
     return server.exit_code
 
@@ -245,7 +247,3 @@ def end_on_signal() -> None:
 
 def leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
-
-
-def ignore(number: int, frame: FrameType | None) -> None:
-    return None

@@ -275,6 +275,26 @@ def test_responses_in_the_background_are_waited_for(
         assert "shutting down" in kept.response["error"]["message"]
 
 
+EARLY_SIGNAL = """
+import runpy, signal, sys, uvicorn
+factory = uvicorn.Config.get_loop_factory
+def signalled(config):
+    signal.raise_signal(signal.SIGTERM)
+    return factory(config)
+uvicorn.Config.get_loop_factory = signalled
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_b92_a_signal_before_the_loop_runs_is_not_lost() -> None:
+    script = str(Path(__file__).with_name("scripted_serve.py"))
+    command = [sys.executable, "-c", EARLY_SIGNAL, script, "20", "0.01", "1000"]
+    ended = subprocess.run(command, env=environment(), capture_output=True, timeout=60, check=False)
+    assert ended.returncode == EXIT_DRAINED
+    assert b"Traceback" not in ended.stderr
+
+
 def test_b92_a_signal_while_the_model_is_read_leaves_nothing() -> None:
     command = [*INVAR, "serve", TINY, "--port", "0", "--kv-store", "off", "--response-store", "off"]
     pipe = subprocess.PIPE
