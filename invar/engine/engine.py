@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from invar.engine.stored_prefix import StoredPrefixes
 from invar.engine.work import Work
 
 NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token is allowed)"
+
+# Of those at work: about what whoever hears them has room for. Naming takes time in every step.
+MAX_NAMED = 4096
 
 logger = logging.getLogger("invar.engine")
 
@@ -112,7 +116,8 @@ class Engine:
             pace=Pace() if paces_prompts else None,
         )
         self.clock = clock
-        self.on_step: Callable[[list[str]], None] | None = None  # hears the ids before a step runs
+        # Hears the ids of those that are scheduled, then of those that run, before either begins.
+        self.on_step: Callable[[list[str]], None] | None = None
         self.builder = BatchBuilder(info, self.memory)
         self.states: dict[str, RequestState] = {}
         self.finished_at_door: dict[str, EngineOutput] = {}
@@ -165,7 +170,7 @@ class Engine:
         began = self.clock()
         outputs = list(self.finished_at_door.values())
         self.finished_at_door.clear()
-        chunks = self.scheduler.schedule()
+        chunks = self._schedule()
         for part, result in self._run(chunks):
             outputs += self._postprocess(part, result)
         self.scheduler.took(chunks, self.clock() - began)
@@ -265,6 +270,10 @@ class Engine:
                 f"KV memory holds for one request ({self.kv_capacity_tokens} tokens)"
             )
 
+    def _schedule(self) -> list[Chunk]:
+        self._announce(self.scheduler.states())
+        return self.scheduler.schedule()
+
     def _run(self, chunks: list[Chunk]) -> list[tuple[list[Chunk], StepResult | Exception]]:
         """The step's parts, each with the backend's result or with what it raised.
 
@@ -284,10 +293,14 @@ class Engine:
             return [([chunk], self._submit([chunk])) for chunk in chunks]
         return [(chunks, result)]
 
+    def _announce(self, states: Iterable[RequestState]) -> None:
+        """Says whom the engine is at work on, so that its death is blamed on nobody else."""
+        if self.on_step is not None:
+            self.on_step([state.request.id for state in islice(states, MAX_NAMED)])
+
     def _submit(self, chunks: list[Chunk]) -> StepResult | Exception:
         began = self.clock()
-        if self.on_step is not None:
-            self.on_step([chunk.state.request.id for chunk in chunks])
+        self._announce(chunk.state for chunk in chunks)
         try:
             batch = self.builder.build(chunks)
             result = self.runner.submit(batch).result()

@@ -149,7 +149,7 @@ class EnginePort(Protocol):
 class StepEngine(Protocol):
     """The engine as its worker sees it."""
 
-    on_step: Callable[[list[str]], None] | None  # hears the ids of a step before it runs
+    on_step: Callable[[list[str]], None] | None  # hears ids, as `Engine.on_step`
 
     @property
     def has_unfinished(self) -> bool: ...

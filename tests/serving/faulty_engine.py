@@ -21,7 +21,7 @@ from invar.serving.messages import EngineFacts, StepEngine
 from invar.serving.shared_page import SharedPage
 
 # First tokens of prompts.
-KILLS, HANGS, RAISES, SLOW = 260, 261, 262, 263
+KILLS, HANGS, RAISES, SLOW, UNSCHEDULABLE = 260, 261, 262, 263, 264
 SLOW_STEP_S = 3.0  # half as long again as what no advance may take
 LEAKED = 86  # exit code
 
@@ -30,6 +30,7 @@ def load(config: EngineConfig, page: SharedPage) -> tuple[StepEngine, EngineFact
     engine: Any
     engine, facts = engine_process.load_model(config, page)
     submit, add_request, stats = engine.runner.submit, engine.add_request, engine.stats
+    schedule = engine.scheduler.schedule
     faults: dict[str, int] = {}
 
     def faulty_add(request: Any) -> None:
@@ -51,6 +52,12 @@ def load(config: EngineConfig, page: SharedPage) -> tuple[StepEngine, EngineFact
                 page.work_items[0] += np.uint64(1)
         return submit(batch)
 
+    def faulty_schedule() -> Any:
+        """Looks at those that wait, and dies of what it finds."""
+        if any(faults[state.request.id] == UNSCHEDULABLE for state in engine.scheduler.waiting):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return schedule()
+
     def raising() -> Any:
         raise RuntimeError("the scheduler has lost its way")
 
@@ -64,7 +71,7 @@ def load(config: EngineConfig, page: SharedPage) -> tuple[StepEngine, EngineFact
         return stats()
 
     engine.runner.submit, engine.add_request = faulty_submit, faulty_add
-    engine.stats = checked_stats
+    engine.scheduler.schedule, engine.stats = faulty_schedule, checked_stats
     return engine, facts
 
 

@@ -18,7 +18,7 @@ from invar.engine.request import FinishReason
 from invar.serving.async_engine import AsyncEngine, EngineDeadError
 from invar.serving.supervisor import EngineStartError, Supervisor, pause_after
 
-from .faulty_engine import HANGS, KILLS, RAISES, SLOW, SLOW_STEP_S
+from .faulty_engine import HANGS, KILLS, RAISES, SLOW, SLOW_STEP_S, UNSCHEDULABLE
 from .served_engine import FAULTY, TINY, Heard, choice, hear, with_engine
 
 STREAMS = 32
@@ -112,6 +112,27 @@ def test_a_request_that_hangs_or_fails_the_engine_is_found(fault: int, others: i
     assert bad.finish_reason is FinishReason.ERROR
     assert "ended the engine twice" in (bad.error or "")
     assert heard == undisturbed()[:others]
+
+
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_request_that_kills_while_it_waits_is_found(before: int) -> None:
+    """Alone with those that come in behind it, or beside those of the steps before."""
+
+    async def body(engine: AsyncEngine, supervisor: Supervisor) -> tuple[Heard, list[Heard]]:
+        good = [asyncio.create_task(hear(engine.submit([choice(i)]))) for i in range(before)]
+        await asyncio.sleep(0.05 if before else 0)
+        poison = engine.submit([choice(99, first=UNSCHEDULABLE)])
+        good += [asyncio.create_task(hear(engine.submit([choice(i)]))) for i in range(before, 6)]
+        bad = await hear(poison)
+        heard = await asyncio.gather(*good)
+        await settled(engine)
+        assert supervisor.dead is None
+        return bad, heard
+
+    bad, heard = with_engine(body, command=FAULTY)
+    assert bad.finish_reason is FinishReason.ERROR
+    assert "ended the engine twice" in (bad.error or "")
+    assert heard == undisturbed()[:6]
 
 
 def test_a_long_step_is_no_hang() -> None:
