@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from invar.engine.sampling_params import RequestOutputKind, SamplingParams
+    from invar.grammar.structured_outputs import StructuredOutputs
     from invar.llm import LLM, CompletionOutput, Logprob, RequestOutput
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 _HOMES = {
@@ -24,6 +26,7 @@ _HOMES = {
     "RequestOutput": "invar.llm",
     "RequestOutputKind": "invar.engine.sampling_params",
     "SamplingParams": "invar.engine.sampling_params",
+    "StructuredOutputs": "invar.grammar.structured_outputs",
 }
 
 

@@ -94,6 +94,8 @@ class Door:
     def prepare(self, params: SamplingParams) -> ResolvedParams:
         """Once for all prompts of a call: lists may be as long as the vocabulary."""
         params.validate()
+        if params.structured_outputs is not None:
+            raise ValueError("structured_outputs: not supported yet")
         self._check_ids("stop_token_ids", params.stop_token_ids or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         stops = frozenset(params.stop_token_ids or ())

@@ -35,6 +35,8 @@ class Sampling:
     bias: tuple[tuple[int, float], ...] = ()  # (id, value added to the logit)
     allowed_token_ids: tuple[int, ...] | None = None
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # ids that must not follow each other
+    grammar: str | None = None  # normalised form of `StructuredOutputs`
+    completes_grammar: bool = True  # near max_tokens it is led to its shortest end
     logprobs: int | None = None  # None: none; n: the chosen token and the n highest
     prompt_logprobs: int | None = None
 

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from invar.config import check_names
+from invar.grammar.structured_outputs import StructuredOutputs
 
 MAX_CHOICES = 1024  # each choice is a request of its own in the engine
 MAX_STOP_STRINGS = 256
@@ -29,8 +30,6 @@ MAX_TEMPERATURE = 1000.0  # far beyond uniform; keeps every quotient a float32
 
 # Known to peers, not built here: anything but these values is refused.
 NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
-    "structured_outputs": (None,),
-    "guided_decoding": (None,),
     "logits_processors": (None, []),
     "logprob_token_ids": (None,),
     "extra_args": (None, {}),
@@ -84,8 +83,8 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     stream_interval: int | None = None  # of streaming callers; whole answers come anyway
     skip_reading_prefix_cache: bool | None = None
-    structured_outputs: Any = None
-    guided_decoding: Any = None
+    structured_outputs: Any = None  # StructuredOutputs, its fields as a dict, or a type of answers
+    guided_decoding: Any = None  # its older name
     logits_processors: Any = None
     logprob_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
@@ -107,6 +106,10 @@ class SamplingParams:
         self.bad_words = [] if self.bad_words is None else self.bad_words
         if self.seed == -1 and not isinstance(self.seed, bool):
             self.seed = None  # vLLM's spelling of "none"
+        if self.guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise ValueError("guided_decoding: it is the older name of structured_outputs")
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
         self.validate()
 
     def clone(self) -> SamplingParams:
@@ -124,6 +127,11 @@ class SamplingParams:
             _boolean(name, getattr(self, name))
         if not isinstance(self.output_kind, RequestOutputKind):
             raise ValueError(f"output_kind: expected a RequestOutputKind, got {self.output_kind!r}")
+        if self.structured_outputs is not None:
+            try:
+                self.structured_outputs = StructuredOutputs.of(self.structured_outputs)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"structured_outputs: {error}") from None
         for name, off in NOT_BUILT.items():
             if getattr(self, name) not in off:
                 raise ValueError(f"{name}: not supported yet")

@@ -1,0 +1,150 @@
+"""Structural tags (xgrammar's and vLLM's form) as a grammar: text that holds constrained parts.
+
+Both forms are read: ``structures`` with ``triggers``, and ``format`` with its kinds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Spec = Mapping[str, Any]
+JsonRule = Callable[[Any], str]  # a schema → what stands for it in a rule
+
+MAX_DEPTH = 32
+
+
+def tag_grammar(spec: object, json_rule: JsonRule) -> str:
+    """Lark. Raises ValueError saying where the tag is wrong."""
+    if not isinstance(spec, Mapping) or spec.get("type") != "structural_tag":
+        raise ValueError('expected an object with "type": "structural_tag"')
+    rules = _Rules(json_rule)
+    if "format" in spec:
+        start = rules.of(spec["format"], "format", 0)
+    else:
+        tags = [
+            {"begin": one.get("begin"), "end": one.get("end"), "content": _schema_content(one)}
+            for one in _list(spec, "structures", "structural_tag")
+            if isinstance(one, Mapping)
+        ]
+        triggered = {"type": "triggered_tags", "tags": tags, "triggers": spec.get("triggers")}
+        start = rules.of(triggered, "structural_tag", 0)
+    return "\n".join(["%llguidance {}", f"start: {start}", *rules.lines, ""])
+
+
+def _schema_content(structure: Spec) -> Spec:
+    return {"type": "json_schema", "json_schema": structure.get("schema")}
+
+
+class _Rules:
+    """Collects rules and terminals; ``of`` returns what stands for a format in a rule."""
+
+    def __init__(self, json_rule: JsonRule) -> None:
+        self.lines: list[str] = []
+        self._json_rule = json_rule
+        self._count = 0
+
+    def of(self, spec: object, where: str, depth: int) -> str:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"{where}: nested more than {MAX_DEPTH} deep")
+        if not isinstance(spec, Mapping):
+            raise ValueError(f"{where}: expected an object")
+        kind = spec.get("type")
+        if kind == "const_string":
+            return _quoted(_text(spec, "value", where))
+        if kind == "json_schema":
+            return self._rule(self._json_rule(spec.get("json_schema")))
+        if kind == "regex":
+            return self._terminal(terminal(_text(spec, "pattern", where)))
+        if kind == "any_text":
+            return self._terminal("/(?s:.*)/")
+        if kind in ("sequence", "or"):
+            parts = [
+                self.of(one, f"{where}.elements[{index}]", depth + 1)
+                for index, one in enumerate(_list(spec, "elements", where))
+            ]
+            return self._rule((" " if kind == "sequence" else " | ").join(parts))
+        if kind == "tag":
+            return self._rule(self._tag(spec, where, depth, ""))
+        if kind == "triggered_tags":
+            return self._triggered(spec, where, depth)
+        raise ValueError(
+            f"{where}.type: {kind!r:.40} is not known (known: const_string, json_schema, regex, "
+            f"any_text, sequence, or, tag, triggered_tags)"
+        )
+
+    def _tag(self, spec: Spec, where: str, depth: int, without: str) -> str:
+        """``without``: what has been matched of its beginning."""
+        begin, end = _text(spec, "begin", where), _text(spec, "end", where)
+        content = spec.get("content")
+        if not isinstance(content, Mapping):
+            raise ValueError(f"{where}.content: expected an object")
+        rest = begin.removeprefix(without)
+        before = f"{_quoted(rest)} " if rest else ""
+        if content.get("type") == "any_text" and end:
+            self._count += 1
+            name = f"text_{self._count}"
+            self.lines.append(f"{name}[suffix={_quoted(end)}]: /(?s:.*)/")
+            return before + name
+        after = f" {_quoted(end)}" if end else ""
+        return before + self.of(content, f"{where}.content", depth + 1) + after
+
+    def _triggered(self, spec: Spec, where: str, depth: int) -> str:
+        """Any text, in which a trigger must be followed by the rest of one of its tags."""
+        triggers = [one for one in _list(spec, "triggers", where) if isinstance(one, str) and one]
+        tags = [one for one in _list(spec, "tags", where) if isinstance(one, Mapping)]
+        options = []
+        for index, trigger in enumerate(triggers):
+            begun = [tag for tag in tags if _text(tag, "begin", where).startswith(trigger)]
+            if not begun:
+                raise ValueError(f"{where}.triggers[{index}]: no tag begins with {trigger!r:.40}")
+            self._count += 1
+            head = f"head_{self._count}"
+            self.lines.append(f"{head}[lazy]: /(?s:.*)/ {_quoted(trigger)}")
+            rests = [self._tag(tag, where, depth, trigger) for tag in begun]
+            options.append(self._rule(f"{head} ({' | '.join(rests)})"))
+        for tag in tags:
+            begin = _text(tag, "begin", where)
+            if not any(begin.startswith(trigger) for trigger in triggers):
+                raise ValueError(f"{where}.tags: {begin!r:.40} begins with none of the triggers")
+        one = self._rule(" | ".join(options))
+        if spec.get("stop_after_first"):
+            return one if spec.get("at_least_one") else f"({one} | {self._terminal('/(?s:.*)/')})"
+        repeat = "+" if spec.get("at_least_one") else "*"
+        return f"{one}{repeat} {self._terminal('/(?s:.*)/')}"
+
+    def _rule(self, body: str) -> str:
+        self._count += 1
+        self.lines.append(f"rule_{self._count}: {body}")
+        return f"rule_{self._count}"
+
+    def _terminal(self, body: str) -> str:
+        self._count += 1
+        self.lines.append(f"TERM_{self._count}: {body}")
+        return f"TERM_{self._count}"
+
+
+def _list(spec: Spec, name: str, where: str) -> list[Any]:
+    value = spec.get(name)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{where}.{name}: expected a list that is not empty")
+    return value
+
+
+def _text(spec: Spec, name: str, where: str) -> str:
+    value = spec.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"{where}.{name}: expected a text")
+    return value
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def terminal(pattern: str | None) -> str:
+    """A regex as a terminal of Lark, which ends at a slash and at the end of the line."""
+    from llguidance import regex_to_lark
+
+    return f"/{regex_to_lark(pattern or '', '')}/".replace("\n", "\\n")
