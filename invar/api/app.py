@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from invar.api.calls import client_left
 from invar.api.errors import ApiError
 from invar.api.frame import RECORD, REQUEST_ID, RequestFrame
+from invar.api.protocol import OBSERVE
 from invar.api.routes import ROUTES, Handler
 from invar.api.server import Server
 
@@ -36,9 +37,9 @@ def create_app(server: Server, *, allowed_origins: tuple[str, ...] = ("*",)) -> 
     """The ASGI application. Its lifespan starts and closes the engine."""
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         await server.engine.start()
-        yield
+        yield {OBSERVE: server.observe}
         await server.engine.close()
         if server.responses is not None:
             await server.responses.close()

@@ -28,6 +28,7 @@ REQUEST_ID = "invar.request_id"  # in the scope
 API_KEY = "invar.api_key"  # in the scope: the caller's ApiKey, or None
 TICKET = "invar.ticket"  # in the scope: what a call holds, once it is admitted
 RECORD = "invar.record"  # in the scope: what the access line, metrics and trace tell of it
+REFUSAL = "invar.refusal"  # in the scope: status, error and id of the answer that it had instead
 DEADLINE = "invar.deadline"  # in the scope: monotonic seconds, or None
 STREAM_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 TRACE_HEADERS = (b"traceparent", b"tracestate")
@@ -63,7 +64,7 @@ class RequestFrame:
 
         async def receive_watched() -> Message:
             message = await receive()
-            if message["type"] == "http.disconnect" and not complete:
+            if message["type"] == "http.disconnect" and not complete and REFUSAL not in scope:
                 record.left = True
             return message
 
@@ -104,6 +105,8 @@ class RequestFrame:
         finally:
             if TICKET in scope:
                 scope[TICKET].close()
+            if REFUSAL in scope:
+                record.refuse(*scope[REFUSAL])
             record.status = record.status or 499
             record.ended = time.monotonic()
             self._server.observe(record)

@@ -1,14 +1,18 @@
 """HTTP/1.1 under the application: uvicorn's protocol with limits on what comes beside a body.
 
 httptools and uvicorn keep request lines, headers and trailers of any size, before any key has been
-looked at, and wait for them forever (uvicorn 0.54 `protocols/http/httptools_impl.py`).
+looked at, and wait for them forever; what cannot be parsed is in no access log; and a client of
+HTTP/1.0 is sent chunks, of which it knows nothing (uvicorn 0.54
+`protocols/http/httptools_impl.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import uuid
+from typing import Any
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -19,6 +23,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from invar.api.errors import ApiError, shutting_down
+from invar.api.frame import REFUSAL
+from invar.observe.requests import RequestRecord
 
 # Request line and headers, or trailers (h11 and nginx have limits of this order). It is looked at
 # once a slice, so that up to two slices more may pass.
@@ -36,11 +42,13 @@ FRAMING = frozenset(
 )  # headers that say how long a body is
 # A client that has stopped to read: its connection is closed with what waits in it.
 ABORT = "invar.abort"  # in the scope: a function
+OBSERVE = "invar.observe"  # in the lifespan's state: takes the RequestRecord of one that has ended
 
 
 class Connection(HttpToolsProtocol):
     """One connection of a client."""
 
+    _began = 0.0  # the request that is read, in monotonic seconds
     _head_bytes = 0  # since the last part of a body, or the last end of a request
     _progress = False
     _head_deadline: asyncio.TimerHandle | None = None
@@ -65,6 +73,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = until_closed(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -108,6 +118,7 @@ class Connection(HttpToolsProtocol):
         if self._repeats_head:
             return
         super().on_message_begin()
+        self._began = time.monotonic()
         self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         self._await_head()
 
@@ -194,15 +205,17 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answers in place of the application unless that has begun to, and closes."""
-        cycle = self.cycle
+        if self.transport.is_closing():
+            return
+        cycle, request_id = self.cycle, uuid.uuid4().hex
         idle = cycle is None or cycle.response_complete or not cycle.response_started
-        if idle and not self.pipeline and not self.transport.is_closing():
+        if idle and not self.pipeline:
             body = error.body((self.scope or {}).get("path", ""))
             headers = [
                 *self.server_state.default_headers,
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                (b"x-request-id", uuid.uuid4().hex.encode()),
+                (b"x-request-id", request_id.encode()),
                 (b"connection", b"close"),
                 *(
                     (name.encode(), value.encode())
@@ -212,7 +225,43 @@ class Connection(HttpToolsProtocol):
             ]
             lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        self._observe(error, request_id)
         self.transport.close()
+
+    def _observe(self, error: ApiError, request_id: str) -> None:
+        """The access line: what was no request has one of its own, in which nothing of it stands;
+        one whose body goes wrong has one in any case."""
+        refusal = (error.status, error.label, request_id)
+        cycle = self.cycle
+        if cycle is not None and cycle.scope is self.scope and cycle.more_body:
+            if not cycle.response_started:
+                self.scope[REFUSAL] = refusal  # type: ignore[literal-required]
+            return
+        client = "{}:{}".format(*self.client or ("-", 0))
+        record = RequestRecord(request_id, "-", "-", client, began=self._began or time.monotonic())
+        record.refuse(*refusal)
+        record.ended = time.monotonic()
+        self.app_state[OBSERVE](record)
+
+
+def until_closed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """What a client of HTTP/1.0 is sent: a body without a length ends with the connection."""
+
+    async def framed(scope: Any, receive: Any, send: Any) -> None:
+        has_length = False
+
+        async def send_on(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = None if has_length else False
+            elif not has_length:  # each part is as long as it is
+                cycle.expected_content_length = len(message["body"])
+            await send(message)
+
+        await app(scope, receive, send_on)
+
+    return framed
 
 
 def body_too_slow() -> ApiError:

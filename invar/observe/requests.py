@@ -74,6 +74,10 @@ class RequestRecord:
     def _operation(self) -> tuple[str, str] | tuple[None, None]:
         return OPERATIONS.get(self.route, (None, None))
 
+    def refuse(self, status: int, error: str, request_id: str) -> None:
+        """It was answered in place of its route, under another id."""
+        self.status, self.error, self.id = status, error, request_id
+
     def submit(self, parameters: Parameters, prompt_tokens: int) -> None:
         """A choice goes to the engine."""
         self.choices += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -68,6 +69,44 @@ def test_one_line_a_request_without_its_text(tmp_path: Path) -> None:
     assert (wrong["status"], wrong["error"]) == (400, "invalid_request_error")
     assert "prompt_tokens" not in wrong
     assert (lost["status"], lost["route"], lost["path"]) == (404, "other", "/secret%0Apath")
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(("data", "status", "error", "method"), [
+    (b"my secret\r\n\r\n", 400, "invalid_request_error", "-"),
+    (b"\x16\x03\x01\x02\x00\x01 my secret", 400, "invalid_request_error", "-"),
+    (b"GET /health HTTP/1.1\r\nmy secret\r\n\r\n", 400, "invalid_request_error", "-"),
+    (b"GET /health HTTP/1.1\r\n\r\nmy secret\r\n\r\n", 400, "invalid_request_error", "-"),
+    (b"GET /secret HTTP/1.1\r\nx-a: " + b"my secret" * 20_000, 431, "headers_too_large", "-"),
+    (CHUNKED + b"my secret\r\n", 400, "invalid_request_error", "POST"),
+    (CHUNKED + b"2\r\n{}\r\n0\r\nmy secret\r\n\r\n", 400, "invalid_request_error", "POST"),
+])  # fmt: skip
+def test_a_request_that_is_none_has_its_line_too(
+    tmp_path: Path, data: bytes, status: int, error: str, method: str
+) -> None:
+    with logged(says("Hello"), tmp_path) as (server, path):
+        with socket.create_connection(server.address, timeout=10) as client:
+            answer = b""
+            try:
+                client.sendall(data)
+                while part := client.recv(65536):
+                    answer += part
+            except OSError:  # reset, since it went on sending
+                pass
+        counted = found(server)
+    assert b"secret" not in path.read_bytes()
+    line, *more = [line for line in lines(path) if line["route"] not in ("/health", "/metrics")]
+    assert not more
+    assert (line["status"], line["error"], line["method"]) == (status, error, method)
+    assert line["client"].startswith("127.0.0.1:")
+    assert "disconnected" not in line
+    if answer:
+        assert f"x-request-id: {line['request_id']}".encode() in answer
+    route = "/v1/completions" if method == "POST" else "other"
+    name = 'invar:http_requests_total{route="%s",status="%d"}'
+    assert counted[name % (route, status)] == 1
 
 
 def test_a_route_keeps_its_name_where_it_is_not_reached(tmp_path: Path) -> None:

@@ -240,3 +240,33 @@ def test_a_large_answer_that_is_not_read_does_not_keep_its_connection() -> None:
             data += b""
         assert not data.rstrip().endswith(b"}")  # cut, not delivered after all this time
         client.close()
+
+
+def head_and_body(answer: bytes) -> tuple[bytes, bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.lower(), body
+
+
+@pytest.mark.parametrize("more", [b"", b"connection: keep-alive\r\n"])
+def test_http_1_0_gets_bodies_that_end_with_the_connection(
+    hello: RunningServer, more: bytes
+) -> None:
+    """nginx speaks it to upstreams unless it is told otherwise, and `ab` always."""
+    fields = b"content-type: application/json\r\n" + more
+    for stream in (b"false", b"true"):
+        body = b'{"prompt": "Hi", "stream": %b}' % stream
+        start = b"POST /v1/completions HTTP/1.0\r\ncontent-length: %d\r\n" % len(body)
+        head, said = head_and_body(sent(hello, iter([start + fields + b"\r\n" + body]))[0])
+        assert head.startswith(b"http/1.1 200")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        if stream == b"false":
+            assert b"content-length: %d" % len(said) in head
+            assert json.loads(said)["object"] == "text_completion"
+        else:
+            blocks = said.split(b"\n\n")
+            assert all(block.startswith(b"data: ") for block in blocks[:-1])
+            assert blocks[-2:] == [b"data: [DONE]", b""]
+    for method in (b"GET", b"HEAD"):
+        answer = sent(hello, iter([method + b" /health HTTP/1.0\r\n" + more + b"\r\n"]))[0]
+        assert head_and_body(answer)[1] == b""
