@@ -31,9 +31,7 @@ class KeyUse:
                 if os.fstat(self._file).st_size < size:
                     os.truncate(self._file, size)
             numbers = memoryview(mmap.mmap(self._file, size)).cast("d")
-        self._numbers, self._width = numbers, width
-        for key in range(keys):  # of a process that has died in this one's place
-            self.write(key, self.slot, 0.0)
+        self._numbers, self._keys, self._width = numbers, keys, width
 
     def __enter__(self) -> None:
         if self._file is not None:
@@ -48,6 +46,12 @@ class KeyUse:
 
     def write(self, key: int, column: int, value: float) -> None:
         self._numbers[key * self._width + column] = value
+
+    def free(self, index: int) -> None:
+        """What a process ran has ended with it."""
+        with self:
+            for key in range(self._keys):
+                self.write(key, RUNNING + index, 0.0)
 
     def running(self, key: int) -> int:
         """Requests of a key that run now, in all processes."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from invar.cli.serve import http_options, http_server, kept_responses, load_text, serve_http
+from invar.api.key_use import KeyUse
+from invar.cli.serve import HttpOptions, http_server, kept_responses, load_text, serve_http
 from invar.cli.tls import tls_options
 from invar.config import EngineConfig
 from invar.observe.catalogue import FOLDER_VARIABLE
@@ -38,6 +39,7 @@ class ApiStart:
     args: argparse.Namespace
     config: EngineConfig
     facts: EngineFacts
+    http: HttpOptions
     run_folder: Path
     index: int
     listener: int  # file descriptor
@@ -53,16 +55,22 @@ class ApiProcesses:
         args: argparse.Namespace,
         config: EngineConfig,
         facts: EngineFacts,
+        http: HttpOptions,
         listener: socket.socket,
         supervisor: Supervisor,
     ) -> None:
-        self._args, self._config, self._facts = args, config, facts
+        self._args, self._config, self._facts, self._http = args, config, facts, http
         self._listener = listener
         self._supervisor = supervisor
         # Before `prometheus_client` is imported there: any process answers for all.
         self._metrics = supervisor.run_folder / "metrics"
         self._metrics.mkdir()
+        self._key_use: KeyUse | None = None
+        if http.keys:
+            keys, path = len(http.keys), keys_file(supervisor.run_folder)
+            self._key_use = KeyUse(keys, path, args.api_server_count)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._due: dict[int, float] = {}  # when another one is started in its place, monotonic
         self._ending = False
 
     def run(self) -> int:
@@ -72,7 +80,7 @@ class ApiProcesses:
             signal.signal(number, self._on_signal)
         for index in range(self._args.api_server_count):
             self._start(index)
-        while self._processes:
+        while self._processes or (self._due and not self._ending):
             time.sleep(LOOK_S)
             for index, process in list(self._processes.items()):
                 ended = process.poll()
@@ -80,12 +88,17 @@ class ApiProcesses:
                     continue
                 del self._processes[index]
                 self._supervisor.client_ended(index)
+                if self._key_use is not None:
+                    self._key_use.free(index)
                 if self._ending:
                     # One that had not come up yet is ended by the signal itself.
                     code = max(code, 0 if ended == -signal.SIGTERM else abs(ended))
                 else:
                     logger.error("HTTP process %d has ended with code %d", index, ended)
-                    time.sleep(RESTART_PAUSE_S)
+                    self._due[index] = time.monotonic() + RESTART_PAUSE_S
+            for index, due in list(self._due.items()):
+                if due <= time.monotonic():
+                    del self._due[index]
                     self._start(index)
         self._listener.close()
         return code
@@ -107,6 +120,7 @@ class ApiProcesses:
             self._args,
             self._config,
             self._facts,
+            self._http,
             self._supervisor.run_folder,
             index,
             descriptor,
@@ -127,6 +141,11 @@ class ApiProcesses:
             process.send_signal(signal.SIGTERM)
 
 
+def keys_file(run_folder: Path) -> Path:
+    """What keys have used, in all HTTP processes."""
+    return run_folder / "keys"
+
+
 def main() -> int:
     # Until it serves there is nothing to finish: SIGTERM ends it as it ends any process.
     start: ApiStart = pickle.load(sys.stdin.buffer)
@@ -135,10 +154,10 @@ def main() -> int:
     args = start.args
     port = EngineClient(start.run_folder, start.index)
     text = load_text(start.config)
-    server = http_server(start.config, start.facts, text, port, http_options(args))
+    server = http_server(start.config, start.facts, text, port, start.http)
     server.responses = kept_responses(args.response_store, args.response_store_size)
     if server.keys:
-        server.keys.share(start.run_folder / "keys", args.api_server_count, start.index)
+        server.keys.share(keys_file(start.run_folder), args.api_server_count, start.index)
     return serve_http(args, server, socket.socket(fileno=start.listener), tls_options(args))
 
 

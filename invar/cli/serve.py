@@ -173,7 +173,7 @@ def execute(args: argparse.Namespace) -> int:
 
             if responses is not None:
                 responses.store.close()  # each of them opens it for itself
-            code = ApiProcesses(args, config, facts, listener, supervisor).run()
+            code = ApiProcesses(args, config, facts, http, listener, supervisor).run()
         else:
             from invar.serving.client import EngineClient
 

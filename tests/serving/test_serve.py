@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 import httpx
 import psutil
-from cli.commands import Serving, serving
+from cli.commands import Serving, listening, serving
 
 from invar.cli.serve import EXIT_ENGINE_DEAD
 from invar.serving.run_folder import sweep
@@ -123,6 +124,43 @@ def test_two_http_processes_share_an_engine_that_is_killed() -> None:
             assert time.monotonic() < end
             time.sleep(0.05)
         assert stream(server.url, 2) == expected[2]
+
+
+# No other one comes in the place of an HTTP process that has died.
+NEVER_AGAIN = """
+import sys
+from invar.cli import api_processes, main
+api_processes.RESTART_PAUSE_S = 1000
+sys.exit(main.main())
+"""
+
+
+def test_an_http_process_that_is_killed_leaves_no_slot_of_a_key_taken(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text('{"keys": [{"name": "a", "key": "sk-a", "max_parallel_requests": 2}]}')
+    words = [*WORDS, "--port", "0", "--kv-store", "off", "--api-server-count", "2"]
+    command = [sys.executable, "-c", NEVER_AGAIN, "serve", *words, "--api-key-file", str(file)]
+    body = {"prompt": [3, 4], "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    headers = {"authorization": "Bearer sk-a"}
+    with listening(*command) as server, httpx.Client(headers=headers, timeout=60) as http:
+        url = f"{server.url}/v1/completions"
+
+        def is_full() -> bool:
+            fields = body | {"stream": False, "max_tokens": 1}
+            return httpx.post(url, headers=headers, json=fields, timeout=60).status_code == 429
+
+        with http.stream("POST", url, json=body), http.stream("POST", url, json=body):
+            assert is_full()
+            processes = children(server, "api_processes")
+            next(one for one in processes if serves(one)).kill()
+            end = time.monotonic() + 10
+            while is_full():
+                assert time.monotonic() < end
+        assert server.end() == 0
+
+
+def serves(process: psutil.Process) -> bool:
+    return any(one.status == psutil.CONN_ESTABLISHED for one in process.net_connections("tcp"))
 
 
 def test_everything_ends_with_the_main_process() -> None:
