@@ -13,7 +13,7 @@ from invar.cli.parser import CommandParser, add_kv_format
 from invar.cli.tables import size_text, table
 
 if TYPE_CHECKING:
-    from invar.weights.gguf import GGUFFile
+    from invar.engine.model_files import ModelFile
 
 KV_LENGTHS = (512, 2048, 8192, 32768, 131072)
 LONGEST_VALUE = 100  # characters of a metadata value in the table
@@ -32,12 +32,12 @@ def parser() -> CommandParser:
 
 def execute(args: argparse.Namespace) -> int:
     from invar.config import EngineConfig
+    from invar.engine.model_files import open_model
     from invar.weights import sources
-    from invar.weights.gguf import GGUFFile
 
     lengths = wanted_lengths(args.lengths)
     kv_format = EngineConfig(kv_cache_dtype=args.kv_cache_dtype or "auto").kv_format
-    with GGUFFile(sources.resolve(chosen_model(args))) as source:
+    with open_model(sources.resolve(chosen_model(args))) as source:
         report = describe(source, lengths, kv_format)
         if args.plan:
             report["plan"] = plan_of(source, lengths, kv_format)
@@ -60,7 +60,7 @@ def wanted_lengths(given: str | None) -> Sequence[int] | None:
     return lengths
 
 
-def describe(source: GGUFFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
+def describe(source: ModelFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
     """Everything about a file, in JSON's types; K and V as they would be stored."""
     metadata = source.metadata
     formats: dict[str, dict[str, int]] = {}
@@ -76,7 +76,7 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None, kv_format: str) ->
         lengths = [n for n in KV_LENGTHS if context is None or n <= context] or KV_LENGTHS[:1]
     return {
         "files": [str(path) for path in source.shard_paths],
-        "gguf_version": source.version,
+        "gguf_version": getattr(source, "version", None),  # None: safetensors
         "architecture": metadata.get("general.architecture"),
         "name": metadata.get("general.name"),
         "parameters": sum(entry["elements"] for entry in formats.values()),
@@ -103,7 +103,7 @@ def describe(source: GGUFFile, lengths: Sequence[int] | None, kv_format: str) ->
     }
 
 
-def plan_of(source: GGUFFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
+def plan_of(source: ModelFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
     """How a step would run here, attention seeing the first of the lengths."""
     from invar.backends.cpu.memory import usable_threads
     from invar.backends.cpu.plan_report import report_plan
@@ -116,7 +116,7 @@ def plan_of(source: GGUFFile, lengths: Sequence[int] | None, kv_format: str) -> 
     return report_plan(graph, source, context, usable_threads()).as_json()
 
 
-def kv_bytes_per_token(source: GGUFFile, kv_format: str) -> int | None:
+def kv_bytes_per_token(source: ModelFile, kv_format: str) -> int | None:
     """Layers x KV heads x bytes of K and V of a head; None where the file tells no counts.
 
     KV heads count, not query heads. Layers with a sliding window are counted in full: today every
@@ -187,10 +187,11 @@ def plain(value: Any) -> Any:
 
 
 def as_text(report: dict[str, Any], all_tensors: bool) -> str:
-    memory = report["memory"]
+    memory, version = report["memory"], report["gguf_version"]
+    form = "safetensors" if version is None else f"GGUF version {version}"
     parts = [
         "\n".join(report["files"]),
-        f"  GGUF version {report['gguf_version']}, architecture {report['architecture']}, "
+        f"  {form}, architecture {report['architecture']}, "
         f"{report['parameters'] / 1e6:,.1f} M parameters",
         "\nMetadata",
         table([(key, shortened(value)) for key, value in report["metadata"].items()]),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from invar.backends.cpu.memory import kv_bytes, plan_memory, usable_threads
 from invar.config import DEFAULT_KV_BYTES, EngineConfig
+from invar.engine.model_files import ModelFile
 from invar.graph.graph import Graph
-from invar.weights.gguf import GGUFFile
 
 logger = logging.getLogger("invar")
 
@@ -32,7 +32,7 @@ class RunnerSizes:
 
 
 def plan_sizes(
-    config: EngineConfig, graph: Graph, source: GGUFFile, vocab_size: int
+    config: EngineConfig, graph: Graph, source: ModelFile, vocab_size: int
 ) -> RunnerSizes:
     """The sizes that the options ask for, with the context lowered to what KV memory holds.
 
@@ -92,7 +92,7 @@ def running_threads(wanted: int | None) -> int:
     return cores
 
 
-def kv_budget(config: EngineConfig, graph: Graph, source: GGUFFile, sizes: RunnerSizes) -> int:
+def kv_budget(config: EngineConfig, graph: Graph, source: ModelFile, sizes: RunnerSizes) -> int:
     """Bytes that KV memory may have.
 
     | given                    | budget                                                        |
@@ -131,7 +131,7 @@ def fitting_length(graph: Graph, budget: int, longest: int, max_chunk: int) -> i
     return low
 
 
-def drop_file_if_short(source: GGUFFile, planned: int, available: int) -> None:
+def drop_file_if_short(source: ModelFile, planned: int, available: int) -> None:
     """After packing: the file leaves the page cache if it does not fit beside what was planned.
 
     Both are bytes, `available` those before anything was allocated. Where both fit the page cache

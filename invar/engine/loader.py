@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import ChainMap
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import RunnerInfo
@@ -16,6 +13,14 @@ from invar.config import EngineConfig
 from invar.engine.budget import available_memory, drop_file_if_short, plan_sizes
 from invar.engine.door import Door, SeedSource
 from invar.engine.engine import Engine
+from invar.engine.model_files import (
+    TOKENS_KEY,
+    ModelFile,
+    ModelText,
+    open_model,
+    open_text,
+    text_of,
+)
 from invar.engine.page_file import PageLayout
 from invar.engine.page_store import PageStore, open_store
 from invar.graph.graph import Graph, GraphError, KVFormat
@@ -28,9 +33,6 @@ from invar.weights.gguf import GGUFFile
 from invar.weights.sources import resolve
 
 logger = logging.getLogger("invar")
-
-TEMPLATE_KEY = "tokenizer.chat_template"
-TOKENS_KEY = "tokenizer.ggml.tokens"
 
 
 @dataclass
@@ -70,9 +72,9 @@ def load_engine(config: EngineConfig) -> LoadedModel:
     DoesNotFit) for what is wrong with the options, the file or the memory.
     """
     path = resolve(config.model)
-    with GGUFFile(path) as source, ThreadPoolExecutor(max_workers=1) as beside:
+    with open_model(path) as source, ThreadPoolExecutor(max_workers=1) as beside:
         # Packing leaves the interpreter to others, so the text side is built meanwhile.
-        text = beside.submit(load_text, config, source)
+        text = beside.submit(load_text, config, text_of(source))
         computing = build_engine(config, path, source)
         try:
             tokenizer, chat_template = text.result()
@@ -93,21 +95,21 @@ def load_engine(config: EngineConfig) -> LoadedModel:
 def load_engine_alone(config: EngineConfig) -> LoadedEngine:
     """`load_engine` without the text side, for a process that computes and no more."""
     path = resolve(config.model)
-    with GGUFFile(path) as source:
+    with open_model(path) as source:
         return build_engine(config, path, source)
 
 
 def load_text_alone(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
     """The text side of the model whose engine runs in another process."""
-    with GGUFFile(resolve(config.model)) as source:
-        return load_text(config, source)
+    with open_text(resolve(config.model)) as text:
+        return load_text(config, text)
 
 
-def build_engine(config: EngineConfig, path: Path, source: GGUFFile) -> LoadedEngine:
-    refuse_other_quantization(config, path)
+def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedEngine:
+    refuse_other_quantization(config, source)
     graph = with_kv_format(registry.build(source), KVFormat(config.kv_format))
     vocab_size = vocabulary_size(config, source) or graph.vocab_size
-    refuse_tokens_without_rows(graph, vocab_size)
+    refuse_tokens_without_rows(graph, vocab_size, source)
     sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
     available = available_memory()
     runner = CpuRunner(graph, source, **asdict(sizes))
@@ -149,7 +151,7 @@ def door_of(
     )
 
 
-def page_store(config: EngineConfig, source: GGUFFile, info: RunnerInfo) -> PageStore | None:
+def page_store(config: EngineConfig, source: ModelFile, info: RunnerInfo) -> PageStore | None:
     """The page store that the options ask for, if it can be used."""
     if config.kv_store is None or config.enable_prefix_caching is False:
         return None
@@ -161,33 +163,35 @@ def page_store(config: EngineConfig, source: GGUFFile, info: RunnerInfo) -> Page
     return open_store(Path(config.kv_store), layout, config.kv_store_bytes)
 
 
-def load_text(config: EngineConfig, source: GGUFFile) -> tuple[Tokenizer, ChatTemplate | None]:
-    return load_tokenizer(config, source), load_template(config, source.metadata)
+def load_text(config: EngineConfig, text: ModelText) -> tuple[Tokenizer, ChatTemplate | None]:
+    return load_tokenizer(config, text), load_template(config, text)
 
 
-def load_tokenizer(config: EngineConfig, source: GGUFFile) -> Tokenizer:
+def load_tokenizer(config: EngineConfig, text: ModelText) -> Tokenizer:
     if config.tokenizer is None or config.tokenizer == config.model:
-        return Tokenizer.from_gguf(source.metadata)
-    with GGUFFile(resolve(config.tokenizer)) as other:
-        return Tokenizer.from_gguf(other.metadata)
+        return text.tokenizer()
+    with open_text(resolve(config.tokenizer)) as other:
+        return other.tokenizer()
 
 
-def load_template(config: EngineConfig, metadata: Mapping[str, Any]) -> ChatTemplate | None:
-    """The file's own template, or the text (or file) that the options give in its place."""
-    if config.chat_template is None:
-        return ChatTemplate.from_gguf(metadata)
-    text = config.chat_template
-    if "\n" not in text and "{" not in text:  # no template without one of them
-        text = Path(text).read_text(encoding="utf-8")
-    return ChatTemplate.from_gguf(ChainMap({TEMPLATE_KEY: text}, dict(metadata)))
+def load_template(config: EngineConfig, text: ModelText) -> ChatTemplate | None:
+    """The model's own template, or the text (or file) that the options give in its place."""
+    given = config.chat_template
+    if given is not None and "\n" not in given and "{" not in given:  # no template without them
+        given = Path(given).read_text(encoding="utf-8")
+    return text.template(given)
 
 
-def refuse_other_quantization(config: EngineConfig, path: Path) -> None:
-    if config.quantization not in (None, "gguf"):
-        raise ValueError(
-            f"quantization={config.quantization!r}: {path.name} is a GGUF file, whose number "
-            f"formats are told by the file; leave the option out"
-        )
+def refuse_other_quantization(config: EngineConfig, source: ModelFile) -> None:
+    is_gguf = isinstance(source, GGUFFile)
+    if config.quantization is None or (is_gguf and config.quantization == "gguf"):
+        return
+    kind = "a directory whose weights are not quantised"
+    if is_gguf:
+        kind = "a GGUF file, whose number formats are told by the file"
+    raise ValueError(
+        f"quantization={config.quantization!r}: {source.path.name} is {kind}; leave the option out"
+    )
 
 
 def refuse_more_logprobs(config: EngineConfig, info: RunnerInfo) -> None:
@@ -198,30 +202,26 @@ def refuse_more_logprobs(config: EngineConfig, info: RunnerInfo) -> None:
         )
 
 
-def refuse_tokens_without_rows(graph: Graph, vocab_size: int) -> None:
+def refuse_tokens_without_rows(graph: Graph, vocab_size: int, source: ModelFile) -> None:
     """Rows beyond the tokens are padding; a token without a row is another model's tokenizer."""
     if vocab_size > graph.vocab_size:
+        where = TOKENS_KEY if isinstance(source, GGUFFile) else "tokenizer.json"
         raise GraphError(
-            f"{TOKENS_KEY} has {vocab_size} tokens, but {EMBEDDING} only {graph.vocab_size} rows; "
+            f"{where} has {vocab_size} tokens, but {EMBEDDING} only {graph.vocab_size} rows; "
             "tokenizer and weights are of different models, or the file is damaged"
         )
 
 
-def vocabulary_size(config: EngineConfig, source: GGUFFile) -> int | None:
-    """Ids of the tokenizer, told without reading them; None: the model's own count must do."""
-    own = token_count(source)
+def vocabulary_size(config: EngineConfig, source: ModelFile) -> int | None:
+    """Ids of the tokenizer, told without building it; None: the model's own count must do."""
+    own = text_of(source).token_count()
     if config.tokenizer is None or config.tokenizer == config.model:
         return own
-    with GGUFFile(resolve(config.tokenizer)) as other:
-        count = token_count(other)
+    with open_text(resolve(config.tokenizer)) as other:
+        count = other.token_count()
     if own is not None and count is not None and count != own:
         raise ValueError(
             f"tokenizer: {config.tokenizer} has {count} tokens, {source.path.name} was made with "
             f"{own}; leave the option out to use the model's own"
         )
     return count
-
-
-def token_count(source: GGUFFile) -> int | None:
-    entry = source.metadata.entry(TOKENS_KEY)
-    return None if entry is None else entry.count

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from invar.graph.graph import Activation, CacheGroup, Graph, GraphBuilder, Rope, RopeStyle, Value
 from invar.models.blocks import (
@@ -21,16 +22,78 @@ from invar.models.blocks import (
     linear,
     output_logits,
 )
-from invar.models.metadata import ArchitectureKeys, ModelSource
+from invar.models.hf import (
+    DECODER_KEYS,
+    DECODER_NAMES,
+    Config,
+    HFFamily,
+    Placed,
+    rope_scaling,
+    rope_theta,
+)
+from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
 from invar.models.rope import (
     DEFAULT_BASE,
     LEAST_BASE,
     default_frequencies,
-    rope_from_gguf,
+    rope_of,
     rotated_dimensions,
 )
 
 LAYERS_OF_27B = 62
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def window_pattern(config: Config) -> Any:
+    """Every so many layers, one sees all: told by the kind of each layer, or by the number."""
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, list) or FULL not in kinds:
+        return config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
+    pattern = kinds.index(FULL) + 1
+    regular = [FULL if (n + 1) % pattern == 0 else SLIDING for n in range(len(kinds))]
+    if kinds != regular:
+        raise ConfigError(f"config.json: layer_types are not one {FULL} every {pattern} layers")
+    return pattern
+
+
+def attention_scale(config: Config) -> Any:
+    scalar = config.get("query_pre_attn_scalar")
+    return 1 / math.sqrt(scalar) if isinstance(scalar, int | float) and scalar > 0 else scalar
+
+
+def local_base(config: Config) -> Any:
+    return config.get("rope_local_base_freq") or rope_theta(config, SLIDING)
+
+
+def from_one(name: str) -> Placed:
+    """Norms are stored as their distance from 1."""
+    return Placed(name, plus=1.0)
+
+
+HF = HFFamily(
+    architecture="gemma3",
+    model_types=("gemma3_text",),
+    keys={
+        **DECODER_KEYS,
+        "attention.scale": attention_scale,
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": window_pattern,
+        "final_logit_softcapping": "final_logit_softcapping",
+        "rope.freq_base": lambda config: rope_theta(config, FULL),
+        "rope.freq_base_swa": local_base,
+        "rope.scaling": lambda config: rope_scaling(config, FULL),
+    },
+    names={
+        **DECODER_NAMES,
+        "model.norm": from_one("output_norm"),
+        "model.layers.{}.input_layernorm": from_one("blk.{}.attn_norm"),
+        "model.layers.{}.self_attn.q_norm": from_one("blk.{}.attn_q_norm"),
+        "model.layers.{}.self_attn.k_norm": from_one("blk.{}.attn_k_norm"),
+        "model.layers.{}.post_attention_layernorm": from_one("blk.{}.post_attention_norm"),
+        "model.layers.{}.pre_feedforward_layernorm": from_one("blk.{}.ffn_norm"),
+        "model.layers.{}.post_feedforward_layernorm": from_one("blk.{}.post_ffw_norm"),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +113,7 @@ class Gemma3Config:
     logit_soft_cap: float | None
 
     @classmethod
-    def from_gguf(cls, source: ModelSource) -> Gemma3Config:
+    def read(cls, source: ModelSource) -> Gemma3Config:
         keys = ArchitectureKeys(source.metadata, "gemma3")
         layers, hidden = layer_count(source, keys), hidden_size(source, keys)
         heads, kv_heads = head_counts(keys, layers)
@@ -71,7 +134,7 @@ class Gemma3Config:
             context_length=keys.integer("context_length"),
             window=keys.optional_integer("attention.sliding_window"),
             window_pattern=keys.optional_integer("attention.sliding_window_pattern") or 6,
-            global_rope=rope_from_gguf(source, keys, rotated, RopeStyle.HALF),
+            global_rope=rope_of(source, keys, rotated, RopeStyle.HALF),
             local_rope=Rope(default_frequencies(local_base, rotated), RopeStyle.HALF),
             logit_soft_cap=keys.optional_real("final_logit_softcapping"),
         )
@@ -122,7 +185,7 @@ def decoder_layer(g: GraphBuilder, x: Value, config: Gemma3Config, layer: int) -
 
 
 def build(source: ModelSource) -> Graph:
-    config = Gemma3Config.from_gguf(source)
+    config = Gemma3Config.read(source)
     g = GraphBuilder(source)
     for group in config.groups():
         g.cache_group(group)

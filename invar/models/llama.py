@@ -20,8 +20,24 @@ from invar.models.blocks import (
     linear,
     output_logits,
 )
+from invar.models.hf import DECODER_KEYS, DECODER_NAMES, HFFamily, Placed, interleaved
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
-from invar.models.rope import rope_from_gguf, rotated_dimensions
+from invar.models.rope import rope_of, rotated_dimensions
+
+HF = HFFamily(
+    architecture="llama",
+    model_types=("llama", "mistral"),
+    keys={**DECODER_KEYS, "attention.sliding_window": "sliding_window"},
+    names={
+        **DECODER_NAMES,
+        "model.layers.{}.self_attn.q_proj": Placed(
+            "blk.{}.attn_q", rows=interleaved("num_attention_heads")
+        ),
+        "model.layers.{}.self_attn.k_proj": Placed(
+            "blk.{}.attn_k", rows=interleaved("num_key_value_heads")
+        ),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,7 @@ class LlamaConfig:
     window: int | None  # Mistral 7B v0.1: tokens a query sees
 
     @classmethod
-    def from_gguf(cls, source: ModelSource) -> LlamaConfig:
+    def read(cls, source: ModelSource) -> LlamaConfig:
         keys = ArchitectureKeys(source.metadata, "llama")
         if keys.optional_integer("expert_count", least=0):
             raise ConfigError("llama.expert_count: mixtures of experts are not supported yet")
@@ -53,7 +69,7 @@ class LlamaConfig:
             norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
             attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(head_dim),
             context_length=keys.integer("context_length"),
-            rope=rope_from_gguf(source, keys, rotated, RopeStyle.INTERLEAVED),
+            rope=rope_of(source, keys, rotated, RopeStyle.INTERLEAVED),
             window=keys.optional_integer("attention.sliding_window"),
         )
 
@@ -88,7 +104,7 @@ def decoder_layer(g: GraphBuilder, x: Value, config: LlamaConfig, layer: int) ->
 
 
 def build(source: ModelSource) -> Graph:
-    config = LlamaConfig.from_gguf(source)
+    config = LlamaConfig.read(source)
     g = GraphBuilder(source)
     g.cache_group(
         CacheGroup(config.group, config.layers, config.kv_heads, config.head_dim, config.window)

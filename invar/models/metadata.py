@@ -39,6 +39,8 @@ class ArchitectureKeys:
     def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
         self.metadata = metadata
         self.architecture = architecture
+        # A directory's metadata knows what its keys are called in config.json.
+        self._written_as: Mapping[str, str] = getattr(metadata, "written_as", {})
 
     def integer(self, name: str) -> int:
         value = self.optional_integer(name)
@@ -53,7 +55,7 @@ class ArchitectureKeys:
         return value
 
     def optional_integer(self, name: str, least: int = 1) -> int | None:
-        value = self.metadata.get(self.full(name))
+        value = self.metadata.get(self._key(name))
         if value is None:
             return None
         if _is_integer(value) and least <= value <= LARGEST_INTEGER:
@@ -61,7 +63,7 @@ class ArchitectureKeys:
         raise self._mismatch(name, f"an integer from {least} to {LARGEST_INTEGER}", value)
 
     def optional_real(self, name: str, least: float = SMALLEST_REAL) -> float | None:
-        value = self.metadata.get(self.full(name))
+        value = self.metadata.get(self._key(name))
         if value is None:
             return None
         is_real = isinstance(value, numbers.Real | np.number) and not isinstance(value, bool)
@@ -70,14 +72,20 @@ class ArchitectureKeys:
         raise self._mismatch(name, f"a number from {least:.3g} to {LARGEST_REAL:.3g}", value)
 
     def optional_text(self, name: str) -> str | None:
-        value = self.metadata.get(self.full(name))
+        value = self.metadata.get(self._key(name))
         if value is None or isinstance(value, str):
             return value
         raise self._mismatch(name, "a string", value)
 
+    def optional_mapping(self, name: str) -> Mapping[str, Any] | None:
+        value = self.metadata.get(self._key(name))
+        if value is None or isinstance(value, Mapping):
+            return value
+        raise self._mismatch(name, "an object", value)
+
     def same_for_all_layers(self, name: str, layers: int) -> int | None:
         """A number, or an array with one number a layer that are all the same."""
-        value = self.metadata.get(self.full(name))
+        value = self.metadata.get(self._key(name))
         if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
             return self.optional_integer(name)
         entries = list(value)
@@ -91,9 +99,16 @@ class ArchitectureKeys:
         return int(entries[0])
 
     def full(self, name: str) -> str:
+        """What the key is called in the model's own files, for messages."""
+        key = self._key(name)
+        return self._written_as.get(key, key)
+
+    def _key(self, name: str) -> str:
         return f"{self.architecture}.{name}"
 
     def _missing(self, name: str, expected: str) -> ConfigError:
+        if self._written_as:
+            return ConfigError(f"{self.full(name)} is missing, expected {expected}")
         near = difflib.get_close_matches(self.full(name), list(self.metadata), n=1, cutoff=0.8)
         hint = f" (nearest key present: {near[0]})" if near else ""
         return ConfigError(

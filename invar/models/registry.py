@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from invar.graph.graph import Graph, GraphError
 from invar.models import gemma3, llama
+from invar.models.hf import Config, HFFamily, HFSource
 from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import FACTORS_TENSOR
+from invar.weights.hf_directory import CONFIG
 
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
     "gemma3": gemma3.build,
     "llama": llama.build,
 }
+FAMILIES: tuple[HFFamily, ...] = (gemma3.HF, llama.HF)
+MODEL_TYPES: Mapping[str, HFFamily] = {
+    model_type: family for family in FAMILIES for model_type in family.model_types
+}
 
 ARCHITECTURE_KEY = "general.architecture"
+
+
+def open_directory(path: Path) -> HFSource:
+    """A model in Hugging Face layout. Raises `SafetensorsError` or `ConfigError`."""
+    return HFSource(path, family_of)
+
+
+def family_of(config: Config) -> HFFamily:
+    """The family that a config.json is of, by its model_type."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(f"{CONFIG}: model_type must be a string, found {brief(model_type)}")
+    if model_type not in MODEL_TYPES:
+        raise ConfigError(f"{CONFIG}: model_type {not_supported(model_type, MODEL_TYPES)}")
+    return MODEL_TYPES[model_type]
 
 
 def build(source: ModelSource) -> Graph:
@@ -34,15 +56,16 @@ def build(source: ModelSource) -> Graph:
         found = f"{type(name).__name__} {brief(name)}"
         raise ConfigError(f"{ARCHITECTURE_KEY} must be a string, found {found}")
     if name not in ARCHITECTURES:
-        near = difflib.get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.5)
-        hint = f"; near ones: {', '.join(near)}" if near else ""
-        raise ConfigError(
-            f"architecture {brief(name)!r} is not supported{hint} "
-            f"(supported: {', '.join(ARCHITECTURES)})"
-        )
+        raise ConfigError(f"architecture {not_supported(name, ARCHITECTURES)}")
     graph = ARCHITECTURES[name](source)
     _refuse_unused_tensors(source, graph, name)
     return graph
+
+
+def not_supported(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; near ones: {', '.join(near)}" if near else ""
+    return f"{brief(name)!r} is not supported{hint} (supported: {', '.join(known)})"
 
 
 def _refuse_unused_tensors(source: ModelSource, graph: Graph, architecture: str) -> None:

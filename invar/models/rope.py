@@ -115,6 +115,15 @@ def factors_from_gguf(source: ModelSource) -> list[float]:
     return values
 
 
+def rope_of(source: ModelSource, keys: ArchitectureKeys, dim: int, style: RopeStyle) -> Rope:
+    """The rope of a model, from the `rope_scaling` of a config.json or from what GGUF says."""
+    scaling = keys.optional_mapping("rope.scaling")
+    if scaling is None:
+        return rope_from_gguf(source, keys, dim, style)
+    base = keys.optional_real("rope.freq_base", LEAST_BASE) or DEFAULT_BASE
+    return Rope(scaled_frequencies(base, dim, scaling), style)
+
+
 def rope_from_gguf(source: ModelSource, keys: ArchitectureKeys, dim: int, style: RopeStyle) -> Rope:
     """The rope of a GGUF model: base, linear factor, factor tensor.
 

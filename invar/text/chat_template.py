@@ -87,6 +87,25 @@ class ChatTemplate:
             tool_source=tool_source,
         )
 
+    @classmethod
+    def from_hf(cls, files: Mapping[str, Any]) -> ChatTemplate | None:
+        """From chat_template.jinja, else from tokenizer_config.json; None if neither has one."""
+        from invar.text.hf_tokenizer import token_spelling
+
+        given = files.get("tokenizer_config.json", {}).get("chat_template")
+        named: dict[Any, Any] = {"default": given}
+        if isinstance(given, list):
+            entries = [entry for entry in given if isinstance(entry, dict)]
+            named = {entry.get("name"): entry.get("template") for entry in entries}
+        if "chat_template.jinja" in files:
+            named["default"] = files["chat_template.jinja"]
+        key = "tokenizer_config.json: chat_template"
+        source, tool_source = (_template_text(named, name, key) for name in ("default", "tool_use"))
+        if source is None or not source.strip():
+            return None
+        bos, eos = (token_spelling(files, name) for name in ("bos_token", "eos_token"))
+        return cls(source, bos_token=bos, eos_token=eos, tool_source=tool_source)
+
     def render(
         self,
         messages: Sequence[Message],
@@ -311,12 +330,12 @@ def _left_open(rendered: str, final_message: Mapping[str, Any]) -> str:
     return rendered[: end + len(ending)] if rendered.startswith(ending, end) else rendered[:end]
 
 
-def _template_text(metadata: Mapping[str, Any], key: str) -> str | None:
+def _template_text(metadata: Mapping[str, Any], key: str, called: str | None = None) -> str | None:
     value = metadata.get(key)
     if value is None or isinstance(value, str):
         return value
     raise ChatTemplateError(
-        f"{key}: expected a jinja2 template as a string, found {type(value).__name__} "
+        f"{called or key}: expected a jinja2 template as a string, found {type(value).__name__} "
         f"{str(value)[:60]}; give the model one with --chat-template FILE, LLM(chat_template=…)"
     )
 

@@ -6,8 +6,6 @@ Only the core algorithm is the library's. Special tokens are found beforehand
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
@@ -15,12 +13,6 @@ from tokenizers import models, normalizers, pre_tokenizers
 from invar.text.errors import TokenizerError
 from invar.text.piece_merging import SPACE_MARK
 from invar.text.vocabulary import TokenType, Vocabulary
-
-
-class TextEncoder(Protocol):
-    """Encodes plain text, in which no special token is looked for."""
-
-    def encode(self, text: str) -> list[int]: ...
 
 
 class LibraryEncoder:

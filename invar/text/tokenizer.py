@@ -1,9 +1,10 @@
-"""Text to token ids and back, from the metadata of a GGUF file."""
+"""Text to token ids and back, from the metadata of a GGUF file or from tokenizer.json."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,30 @@ from invar.text.special_tokens import SpecialTokenSplitter
 from invar.text.token_bytes import TokenBytes
 from invar.text.vocabulary import TokenType, Vocabulary, read_vocabulary
 
+if TYPE_CHECKING:
+    from invar.text.hf_tokenizer import TextFiles
+
 __all__ = ["Tokenizer", "TokenizerError"]
 
 TokenIds = npt.NDArray[np.int32]
+
+
+class TextEncoder(Protocol):
+    """Encodes plain text, in which no special token is looked for."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """For text at the start, and for text behind it: some put a space before the start alone."""
+
+    first: TextEncoder
+    later: TextEncoder
+
+    @classmethod
+    def of_one(cls, encoder: TextEncoder) -> Encoders:
+        return cls(encoder, encoder)
 
 
 class Tokenizer:
@@ -26,7 +48,7 @@ class Tokenizer:
     encoded by the model's own method and can never become a control token.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, encoders: Encoders | None = None) -> None:
         self._vocabulary = vocabulary
         self.vocab_size: int = len(vocabulary.tokens)
         self.bos_token_id: int | None = vocabulary.bos_token_id
@@ -40,13 +62,11 @@ class Tokenizer:
             vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
         )
         self._bytes = TokenBytes(vocabulary)
-        self._encoder = _encoder(vocabulary)
+        self._encoders = encoders or Encoders.of_one(_encoder(vocabulary))
         user_defined = _spellings(vocabulary, TokenType.USER_DEFINED)
         markers = _spellings(vocabulary, TokenType.CONTROL, TokenType.UNKNOWN) | user_defined
         self._user_defined = SpecialTokenSplitter(user_defined)
-        self._markers = SpecialTokenSplitter(
-            markers, _right_stripping_ids(vocabulary) if vocabulary.strips_right else ()
-        )
+        self._markers = SpecialTokenSplitter(markers, vocabulary.strips_right)
         # Blank runs are user-defined in some vocabularies, but they mark nothing.
         self.marker_spellings: frozenset[str] = frozenset(
             spelling for spelling in markers if spelling.strip()
@@ -56,6 +76,14 @@ class Tokenizer:
     def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """Build from `tokenizer.ggml.*` keys; raises TokenizerError naming the key at fault."""
         return cls(read_vocabulary(metadata))
+
+    @classmethod
+    def from_hf(cls, files: TextFiles) -> Tokenizer:
+        """Build from tokenizer.json and the files beside it; TokenizerError names what is wrong."""
+        from invar.text import hf_tokenizer
+
+        vocabulary = hf_tokenizer.read_hf_vocabulary(files)
+        return cls(vocabulary, hf_tokenizer.encoders(files, vocabulary))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
@@ -70,11 +98,13 @@ class Tokenizer:
         ids: list[int] = []
         if add_special_tokens and self.add_bos and self.bos_token_id is not None:
             ids.append(self.bos_token_id)
+        encoder = self._encoders.first
         for piece in splitter.split(_checked(text)):
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids.extend(self._encoder.encode(piece))
+                ids.extend(encoder.encode(piece))
+            encoder = self._encoders.later
         if add_special_tokens:
             ids.extend(self._closing_ids())
         return np.array(ids, dtype=np.int32)
@@ -86,11 +116,13 @@ class Tokenizer:
         between is plain text. No BOS or EOS is added.
         """
         ids: list[int] = []
+        encoder = self._encoders.first
         for piece in self._markers.split(_checked(text)):
             if isinstance(piece, int):
                 ids.append(piece)
             elif plain := piece.replace(shield, ""):
-                ids.extend(self._encoder.encode(plain))
+                ids.extend(encoder.encode(plain))
+            encoder = self._encoders.later
         return np.array(ids, dtype=np.int32)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -177,13 +209,3 @@ def _spellings(vocabulary: Vocabulary, *types: TokenType) -> dict[str, int]:
         for token_id in vocabulary.ids_of_type(*types)
         if vocabulary.tokens[token_id]
     }
-
-
-def _right_stripping_ids(vocabulary: Vocabulary) -> frozenset[int]:
-    """Phi-3's tokenizer.json sets rstrip on its added tokens but these three; GGUF cannot say so.
-
-    https://huggingface.co/microsoft/Phi-3-mini-4k-instruct/blob/main/tokenizer.json
-    """
-    kept = {"<unk>", "<s>", "<|endoftext|>"}
-    added = vocabulary.ids_of_type(TokenType.CONTROL, TokenType.USER_DEFINED)
-    return frozenset(i for i in added if vocabulary.tokens[i] not in kept)

