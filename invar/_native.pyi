@@ -13,6 +13,7 @@ from invar.backends.runner import Batch, StepResult
 NUMERIC_VERSION: int
 PAGE_TOKENS: int
 PANEL_COLUMNS: int
+MAX_EXPERTS: int
 MAX_TOP_LOGPROBS: int
 HEAD_ROWS: int
 QUERY_CHUNK: int
@@ -235,6 +236,7 @@ class Plan:
         window: int,
         format: str,
     ) -> int: ...
+    def grouping(self, experts: int, used: int) -> int: ...
     # Steps are added by name (backends/cpu/emit.py); the native side checks their arguments.
     def begin_rows(self) -> None: ...
     def begin_linear(self) -> None: ...

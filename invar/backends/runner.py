@@ -108,7 +108,8 @@ class GroupMemory:
 class ModelWork:
     """What the plan does for rows, for metrics: a multiply and an add are two operations.
 
-    Products by the peak that bounds them, `int8`, `bf16` or `fp32`. Weights are read once a step.
+    Products by the peak that bounds them, `int8`, `bf16` or `fp32`. Weights are read once a step;
+    of experts, those that one row uses are counted.
     """
 
     row_ops: Mapping[str, int]  # of every row

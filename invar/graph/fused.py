@@ -130,7 +130,10 @@ def inputs(op: FusedOp) -> tuple[Value, ...]:
     """The values that an operation reads."""
     found = [
         getattr(op, name)
-        for name in ("x", "a", "b", "k", "v", "gate", "up", "residual")
+        for name in (
+            *("x", "a", "b", "k", "v", "gate", "up", "residual"),
+            *("factor", "logits", "routes"),
+        )
         if hasattr(op, name)
     ]
     if not isinstance(op, HeadsLinear) and hasattr(op, "q"):

@@ -8,12 +8,15 @@ in ``interpreter.py``; the CPU meaning in ``backends/cpu``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
+
+from invar.graph.routing import Routing
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,17 @@ class WeightSource(Protocol):
         """name → an object with ``shape: tuple[int, ...]`` (numpy order) and ``type``."""
 
     def raw(self, name: str) -> np.ndarray:
-        """The stored bytes, uint8 ``[rows, row_bytes]``, without a copy."""
+        """The stored bytes, uint8, row by row, without a copy: in two dimensions those of a matrix,
+        ``[rows, row_bytes]``."""
 
     def dequantize(self, name: str) -> np.ndarray:
         """float32 values, shaped as the tensor."""
+
+
+def raw_rows(source: WeightSource, weight: str) -> np.ndarray:
+    """The stored bytes ``[rows, row_bytes]``; a vector has one row, the matrices of a stack stand
+    below each other."""
+    return source.raw(weight).reshape(math.prod(source.tensors[weight].shape[:-1]), -1)
 
 
 class RopeStyle(StrEnum):
@@ -55,6 +65,7 @@ class Rope:
 class Activation(StrEnum):
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    SWIGLU_OAI = "swiglu_oai"  # of GPT-OSS: clamped, x * sigmoid(1.702 x), up + 1
 
 
 class KVFormat(StrEnum):
@@ -161,6 +172,62 @@ class Add:
 
 
 @dataclass(frozen=True)
+class Sigmoid:
+    out: Value
+    x: Value
+
+
+@dataclass(frozen=True)
+class ScaleRows:
+    """``x * factor``, where factor has one column."""
+
+    out: Value
+    x: Value
+    factor: Value
+
+
+@dataclass(frozen=True)
+class Route:
+    """A token's experts, best first, then their weights: ``[tokens, 2 * used]`` from ``[tokens,
+    experts]``. The bias is added to scores for the choice alone."""
+
+    out: Value
+    logits: Value
+    routing: Routing
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class ExpertWeight:
+    """A weight ``[experts, rows, columns]`` with a bias ``[experts, rows]``."""
+
+    weight: str
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """``sum over slots of weight * down(activation(gate(x)) * up(x))``, in the order of slots.
+
+    Slot s of a token has expert ``routes[s]`` and, if ``weighted``, weight ``routes[used + s]``,
+    else 1.
+    """
+
+    out: Value
+    x: Value
+    routes: Value
+    gate: ExpertWeight
+    up: ExpertWeight
+    down: ExpertWeight
+    activation: Activation
+    weighted: bool = True
+
+    @property
+    def used(self) -> int:
+        return self.routes.width // 2
+
+
+@dataclass(frozen=True)
 class TakeRows:
     """The rows whose logits are needed; everything after it works on these rows alone."""
 
@@ -177,7 +244,22 @@ class SoftCap:
     cap: float
 
 
-Op = Embed | Scale | RMSNorm | Linear | ApplyRope | Attention | Gated | Add | TakeRows | SoftCap
+Op = (
+    Embed
+    | Scale
+    | RMSNorm
+    | Linear
+    | ApplyRope
+    | Attention
+    | Gated
+    | Add
+    | Sigmoid
+    | ScaleRows
+    | Route
+    | Experts
+    | TakeRows
+    | SoftCap
+)
 
 
 @dataclass(frozen=True)
@@ -190,7 +272,9 @@ class Graph:
 
     def weight_names(self) -> set[str]:
         """Every weight and bias that an operation reads."""
-        named = (getattr(op, part, None) for op in self.ops for part in ("weight", "bias"))
+        experts = [op for op in self.ops if isinstance(op, Experts)]
+        readers = [*self.ops, *(part for op in experts for part in (op.gate, op.up, op.down))]
+        named = (getattr(op, part, None) for op in readers for part in ("weight", "bias"))
         return {name for name in named if name is not None}
 
 
@@ -218,8 +302,10 @@ class GraphBuilder:
         return self._append(lambda out: RMSNorm(out, x, weight, eps, heads), x.width)
 
     def linear(self, x: Value, weight: str, bias: str | None = None) -> Value:
-        rows, _ = self._shape(weight, 2)
-        self._expect(weight, (rows, x.width))
+        """A weight of one dimension is a single row."""
+        is_row = weight in self.source.tensors and len(self.source.tensors[weight].shape) == 1
+        rows = 1 if is_row else self._shape(weight, 2)[0]
+        self._expect(weight, (x.width,) if is_row else (rows, x.width))
         if bias is not None:
             self._expect(bias, (rows,))
         return self._append(lambda out: Linear(out, x, weight, bias), rows)
@@ -267,6 +353,59 @@ class GraphBuilder:
     def add(self, a: Value, b: Value) -> Value:
         self._same_width("add", a, b)
         return self._append(lambda out: Add(out, a, b), a.width)
+
+    def sigmoid(self, x: Value) -> Value:
+        return self._append(lambda out: Sigmoid(out, x), x.width)
+
+    def scale_rows(self, x: Value, factor: Value) -> Value:
+        if factor.width != 1:
+            raise GraphError(f"scale_rows: {self._origin(factor)} gives {factor.width} columns")
+        return self._append(lambda out: ScaleRows(out, x, factor), x.width)
+
+    def route(self, logits: Value, routing: Routing, bias: str | None = None) -> Value:
+        experts, what = logits.width, self._origin(logits)
+        if not 1 <= routing.groups_used <= routing.groups or experts % routing.groups:
+            raise GraphError(
+                f"{what}: {routing.groups_used} of {routing.groups} groups of {experts} experts"
+            )
+        size = experts // routing.groups
+        if not 1 <= routing.group_best <= size:
+            raise GraphError(f"{what}: the best {routing.group_best} of groups of {size} experts")
+        if not 1 <= routing.used <= size * routing.groups_used:
+            raise GraphError(
+                f"{what}: {routing.used} experts are used of {size * routing.groups_used}"
+            )
+        if bias is not None:
+            self._expect(bias, (experts,))
+        return self._append(lambda out: Route(out, logits, routing, bias), 2 * routing.used)
+
+    def experts(
+        self,
+        x: Value,
+        routes: Value,
+        *,
+        gate: ExpertWeight,
+        up: ExpertWeight,
+        down: ExpertWeight,
+        activation: Activation,
+        weighted: bool = True,
+    ) -> Value:
+        route = next(op for op in self.ops if op.out == routes)
+        assert isinstance(route, Route), "routes come from route()"
+        count = route.logits.width
+        _, inner, _ = self._shape(gate.weight, 3)
+        _, width, _ = self._shape(down.weight, 3)
+        for part, rows, columns in (
+            (gate, inner, x.width),
+            (up, inner, x.width),
+            (down, width, inner),
+        ):
+            self._expect(part.weight, (count, rows, columns))
+            if part.bias is not None:
+                self._expect(part.bias, (count, rows))
+        return self._append(
+            lambda out: Experts(out, x, routes, gate, up, down, activation, weighted), width
+        )
 
     def take_rows(self, x: Value) -> Value:
         return self._append(lambda out: TakeRows(out, x), x.width)

@@ -31,6 +31,8 @@ from invar.graph.graph import (
     Attention,
     CacheGroup,
     Embed,
+    Experts,
+    ExpertWeight,
     Gated,
     Graph,
     GraphError,
@@ -39,11 +41,16 @@ from invar.graph.graph import (
     RMSNorm,
     Rope,
     RopeStyle,
+    Route,
     Scale,
+    ScaleRows,
+    Sigmoid,
     SoftCap,
     TakeRows,
     WeightSource,
+    raw_rows,
 )
+from invar.graph.routing import route, sigmoid
 from invar.weights.formats import QuantType, dequantize
 
 Doubles = npt.NDArray[np.float64]
@@ -123,14 +130,16 @@ def attend(scores: Doubles, visible: npt.NDArray[np.bool_], v: Doubles) -> Doubl
     return weights / total @ v
 
 
-def activate(x: Doubles, activation: Activation) -> Doubles:
+def gated(gate: Doubles, up: Doubles, activation: Activation) -> Doubles:
     match activation:
         case Activation.SILU:
-            exponential: Doubles = np.exp(-x)
-            return x / (1 + exponential)
+            return gate * sigmoid(gate) * up
         case Activation.GELU_TANH:
-            tanh: Doubles = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-            return 0.5 * x * (1 + tanh)
+            tanh: Doubles = np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))
+            return 0.5 * gate * (1 + tanh) * up
+        case Activation.SWIGLU_OAI:
+            gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+            return gate * sigmoid(1.702 * gate) * (up + 1)
     assert_never(activation)
 
 
@@ -213,10 +222,19 @@ class Interpreter:
             case Attention():
                 return self._attention(op, values, step)
             case Gated():
-                gate = activate(_double(values[op.gate.name]), op.activation)
-                return gate * _double(values[op.up.name])
+                gate, up = _double(values[op.gate.name]), _double(values[op.up.name])
+                return gated(gate, up, op.activation)
             case Add():
                 return _double(values[op.a.name]) + _double(values[op.b.name])
+            case Sigmoid():
+                return sigmoid(_double(values[op.x.name]))
+            case ScaleRows():
+                return _double(values[op.x.name]) * _double(values[op.factor.name])
+            case Route():
+                bias = None if op.bias is None else self._vector(op.bias)
+                return route(_double(values[op.logits.name]), bias, op.routing)
+            case Experts():
+                return self._experts(op, values[op.x.name], _double(values[op.routes.name]))
             case TakeRows():
                 return values[op.x.name][step.logit_rows]
             case SoftCap():
@@ -231,6 +249,38 @@ class Interpreter:
         if op.bias is None:
             return product
         return _double(product.astype(self.dtype)) + self._vector(op.bias)
+
+    def _experts(self, op: Experts, x: Array, routes: Doubles) -> Array:
+        """Expert by expert over the rows that use it, then token by token over its slots."""
+        chosen = routes[:, : op.used].astype(np.int64)
+        weights = routes[:, op.used :] if op.weighted else np.ones_like(routes[:, op.used :])
+        results = np.zeros((len(x), op.used, op.out.width), self.dtype)
+        for expert in np.unique(chosen):
+            rows, slots = np.nonzero(chosen == expert)
+            gate, up = (self._expert(part, expert, x[rows]) for part in (op.gate, op.up))
+            inner = gated(gate, up, op.activation)
+            results[rows, slots] = self._expert(op.down, expert, inner.astype(self.dtype))
+        total = np.zeros((len(x), op.out.width))
+        for slot in range(op.used):
+            total += results[:, slot] * weights[:, slot, None]
+        return total
+
+    def _expert(self, part: ExpertWeight, expert: int, x: Array) -> Doubles:
+        """`x @ weight[expert].T (+ bias[expert])`, rounded as a linear's result is."""
+        kind = self._type(part.weight)
+        if self.mode == "contract":
+            x = contract.round_activation(x, kind)
+        _, rows, columns = self.source.tensors[part.weight].shape
+        raw = raw_rows(self.source, part.weight)[expert * rows : (expert + 1) * rows]
+        weight = _double(dequantize(raw, kind, (rows, columns)))
+        product = self._rounded(_double(x) @ weight.T)
+        if part.bias is None:
+            return product
+        return self._rounded(product + self._vector(part.bias)[expert])
+
+    def _rounded(self, x: Doubles) -> Doubles:
+        """To what stands between operations."""
+        return _double(x.astype(self.dtype))
 
     def _attention(self, op: Attention, values: dict[str, Array], step: _Step) -> Array:
         """Each sequence over its own KV; rows of different sequences never meet."""
@@ -295,21 +345,22 @@ class Interpreter:
     def _rows(self, weight: str, ids: npt.NDArray[np.int64]) -> Array:
         """Rows of a matrix by id, without dequantising the others."""
         columns = self.source.tensors[weight].shape[1]
-        raw = np.ascontiguousarray(self.source.raw(weight)[ids])
+        raw = np.ascontiguousarray(raw_rows(self.source, weight)[ids])
         return dequantize(raw, self._type(weight), (len(ids), columns))
 
     def _slices(self, weight: str) -> Iterator[npt.NDArray[np.float32]]:
         """A matrix in runs of rows, kept between calls if it is small."""
-        rows, columns = self.source.tensors[weight].shape
+        raw = raw_rows(self.source, weight)
+        rows, columns = len(raw), self.source.tensors[weight].shape[-1]
         if rows * columns <= SLICE_VALUES:
             if weight not in self._weights:
-                self._weights[weight] = self.source.dequantize(weight)
+                self._weights[weight] = self.source.dequantize(weight).reshape(rows, columns)
             yield self._weights[weight]
             return
         count = max(1, SLICE_VALUES // columns)
         for start in range(0, rows, count):
-            raw = self.source.raw(weight)[start : start + count]
-            yield dequantize(raw, self._type(weight), (len(raw), columns))
+            part = raw[start : start + count]
+            yield dequantize(part, self._type(weight), (len(part), columns))
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if not len(token_ids):

@@ -45,7 +45,7 @@ def weights_of(op: FusedOp) -> list[str]:
     if isinstance(op, HeadsLinear):
         return [head.segment.weight for head in (op.query, op.key, op.value)]
     segments = getattr(op, "segments", None) or [
-        getattr(op, name) for name in ("segment", "gate", "up") if hasattr(op, name)
+        getattr(op, name) for name in ("segment", "gate", "up", "down") if hasattr(op, name)
     ]
     found = [getattr(segment, "weight", None) for segment in segments]
     return [weight for weight in [getattr(op, "weight", None), *found] if weight is not None]

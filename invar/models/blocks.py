@@ -15,11 +15,16 @@ def linear(g: GraphBuilder, x: Value, name: str) -> Value:
     return g.linear(x, f"{name}.weight", bias if bias in g.source.tensors else None)
 
 
-def feed_forward(g: GraphBuilder, x: Value, block: str, activation: Activation) -> Value:
-    """The gated unit of arXiv 2002.05202: down(activation(gate(x)) * up(x))."""
-    gate = linear(g, x, f"{block}.ffn_gate")
-    up = linear(g, x, f"{block}.ffn_up")
-    return linear(g, g.gated(gate, up, activation), f"{block}.ffn_down")
+def feed_forward(
+    g: GraphBuilder, x: Value, block: str, activation: Activation, suffix: str = ""
+) -> Value:
+    """The gated unit of arXiv 2002.05202: down(activation(gate(x)) * up(x)).
+
+    suffix `_shexp`: the expert that every token goes through, beside those of a mixture.
+    """
+    gate = linear(g, x, f"{block}.ffn_gate{suffix}")
+    up = linear(g, x, f"{block}.ffn_up{suffix}")
+    return linear(g, g.gated(gate, up, activation), f"{block}.ffn_down{suffix}")
 
 
 def output_logits(g: GraphBuilder, x: Value) -> Value:

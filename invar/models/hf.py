@@ -41,6 +41,7 @@ class Placed:
     rows: Callable[[Config, int], npt.NDArray[np.intp]] | None = None  # order of so many rows
     plus: float = 0.0  # added to every value: norms that are stored as their distance from 1
     transposed: bool = False  # stored as [in_features, out_features]
+    vector: bool = False  # stored as a matrix of one row
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,8 @@ class HFSource:
         kind = QuantType.F32 if stack.placed.plus else TYPES[dtype]
         if stack.placed.transposed and len(shape) == 2:
             shape = shape[::-1]
+        if stack.placed.vector and shape[:-1] == (1,):
+            shape = shape[1:]
         if len(parts) > 1:
             shape = (len(parts), *shape)
         info = TensorInfo(ours, shape, kind, kind.tensor_bytes(shape))
@@ -329,6 +332,22 @@ DECODER_KEYS: Mapping[str, Key] = MappingProxyType(
         "rope.freq_base": rope_theta,
         "rope.dimension_count": rotary_dim,
         "rope.scaling": rope_scaling,
+    }
+)
+
+# Mixtures of experts, each expert with matrices of its own.
+EXPERT_KEYS: Mapping[str, Key] = MappingProxyType(
+    {
+        "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+        "expert_used_count": "num_experts_per_tok",
+    }
+)
+EXPERT_NAMES: Mapping[str, str | Placed] = MappingProxyType(
+    {
+        "model.layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
+        "model.layers.{}.mlp.experts.{}.gate_proj": "blk.{}.ffn_gate_exps",
+        "model.layers.{}.mlp.experts.{}.up_proj": "blk.{}.ffn_up_exps",
+        "model.layers.{}.mlp.experts.{}.down_proj": "blk.{}.ffn_down_exps",
     }
 )
 

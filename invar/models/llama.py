@@ -1,4 +1,4 @@
-"""Llama (arXiv 2302.13971, 2407.21783), and with it SmolLM, Mistral and TinyLlama.
+"""Llama (arXiv 2302.13971, 2407.21783), and with it SmolLM, Mistral, Mixtral and TinyLlama.
 
 GGUF stores the rows of q and k so that the rotated pairs are neighbours; see `permute` in
 https://github.com/ggml-org/llama.cpp/blob/7bca1fd9ca2a681b0182e16f24f832b7be1942af/conversion/llama.py
@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from invar.graph.graph import Activation, CacheGroup, Graph, GraphBuilder, Rope, RopeStyle, Value
+from invar.graph.routing import Routing, Scoring
 from invar.models.blocks import (
     EMBEDDING,
     feed_forward,
@@ -20,16 +21,28 @@ from invar.models.blocks import (
     linear,
     output_logits,
 )
-from invar.models.hf import DECODER_KEYS, DECODER_NAMES, HFFamily, Placed, interleaved
-from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.experts import expert_counts, mixture
+from invar.models.hf import (
+    DECODER_KEYS,
+    DECODER_NAMES,
+    EXPERT_KEYS,
+    HFFamily,
+    Placed,
+    interleaved,
+)
+from invar.models.metadata import ArchitectureKeys, ModelSource
 from invar.models.rope import rope_of, rotated_dimensions
 
 HF = HFFamily(
     architecture="llama",
-    model_types=("llama", "mistral"),
-    keys={**DECODER_KEYS, "attention.sliding_window": "sliding_window"},
+    model_types=("llama", "mistral", "mixtral"),
+    keys={**DECODER_KEYS, **EXPERT_KEYS, "attention.sliding_window": "sliding_window"},
     names={
         **DECODER_NAMES,
+        "model.layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
+        "model.layers.{}.block_sparse_moe.experts.{}.w1": "blk.{}.ffn_gate_exps",
+        "model.layers.{}.block_sparse_moe.experts.{}.w3": "blk.{}.ffn_up_exps",
+        "model.layers.{}.block_sparse_moe.experts.{}.w2": "blk.{}.ffn_down_exps",
         "model.layers.{}.self_attn.q_proj": Placed(
             "blk.{}.attn_q", rows=interleaved("num_attention_heads")
         ),
@@ -51,12 +64,14 @@ class LlamaConfig:
     context_length: int
     rope: Rope
     window: int | None  # Mistral 7B v0.1: tokens a query sees
+    experts: int  # Mixtral: of every layer; 0: no mixture
+    experts_used: int
 
     @classmethod
     def read(cls, source: ModelSource) -> LlamaConfig:
         keys = ArchitectureKeys(source.metadata, "llama")
-        if keys.optional_integer("expert_count", least=0):
-            raise ConfigError("llama.expert_count: mixtures of experts are not supported yet")
+        mixture_of = keys.optional_integer("expert_count", least=0)
+        experts, experts_used = expert_counts(keys) if mixture_of else (0, 0)
         layers, hidden = layer_count(source, keys), hidden_size(source, keys)
         heads, kv_heads = head_counts(keys, layers)
         head_dim = head_size(source, keys, hidden, heads, kv_heads)
@@ -71,6 +86,8 @@ class LlamaConfig:
             context_length=keys.integer("context_length"),
             rope=rope_of(source, keys, rotated, RopeStyle.INTERLEAVED),
             window=keys.optional_integer("attention.sliding_window"),
+            experts=experts,
+            experts_used=experts_used,
         )
 
     @property
@@ -100,7 +117,11 @@ def decoder_layer(g: GraphBuilder, x: Value, config: LlamaConfig, layer: int) ->
     normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
     x = g.add(x, attention(g, normed, config, layer))
     normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
-    return g.add(x, feed_forward(g, normed, block, Activation.SILU))
+    if not config.experts:
+        return g.add(x, feed_forward(g, normed, block, Activation.SILU))
+    # arXiv 2401.04088, section 2.1: softmax over the logits of the chosen experts.
+    routing = Routing(config.experts_used, Scoring.SOFTMAX_OF_CHOSEN)
+    return g.add(x, mixture(g, normed, block, config.experts, routing, Activation.SILU))
 
 
 def build(source: ModelSource) -> Graph:

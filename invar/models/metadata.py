@@ -71,6 +71,12 @@ class ArchitectureKeys:
             return float(value)
         raise self._mismatch(name, f"a number from {least:.3g} to {LARGEST_REAL:.3g}", value)
 
+    def optional_flag(self, name: str) -> bool | None:
+        value = self.metadata.get(self._key(name))
+        if value is None or isinstance(value, bool):
+            return value
+        raise self._mismatch(name, "true or false", value)
+
     def optional_text(self, name: str) -> str | None:
         value = self.metadata.get(self._key(name))
         if value is None or isinstance(value, str):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from invar.graph.graph import Graph, GraphError
-from invar.models import gemma3, llama
+from invar.models import gemma3, llama, qwen_moe
 from invar.models.hf import Config, HFFamily, HFSource
 from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import FACTORS_TENSOR
@@ -16,8 +16,10 @@ from invar.weights.hf_directory import CONFIG
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
     "gemma3": gemma3.build,
     "llama": llama.build,
+    "qwen2moe": qwen_moe.build_qwen2,
+    "qwen3moe": qwen_moe.build_qwen3,
 }
-FAMILIES: tuple[HFFamily, ...] = (gemma3.HF, llama.HF)
+FAMILIES: tuple[HFFamily, ...] = (gemma3.HF, llama.HF, qwen_moe.HF_QWEN2, qwen_moe.HF_QWEN3)
 MODEL_TYPES: Mapping[str, HFFamily] = {
     model_type: family for family in FAMILIES for model_type in family.model_types
 }

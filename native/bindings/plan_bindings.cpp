@@ -100,6 +100,8 @@ void bind_rows(nb::class_<PlanBuilder>& plan) {
       .def("add", &PlanBuilder::add, nb::arg("a"), nb::arg("b"), nb::arg("out"))
       .def("scale", &PlanBuilder::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("soft_cap", &PlanBuilder::soft_cap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
+      .def("sigmoid", &PlanBuilder::sigmoid, nb::arg("x"), nb::arg("out"))
+      .def("scale_rows", &PlanBuilder::scale_rows, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("gated", &PlanBuilder::gated, nb::arg("gate"), nb::arg("up"), nb::arg("activation"),
            nb::arg("out"))
       .def("rope", &PlanBuilder::rope, nb::arg("x"), nb::arg("table"), nb::arg("style"),
@@ -138,6 +140,24 @@ void bind_linear(nb::module_& module, nb::class_<PlanBuilder>& plan) {
            nb::arg("layer"));
 }
 
+void bind_experts(nb::class_<PlanBuilder>& plan) {
+  plan.def("grouping", &PlanBuilder::grouping, nb::arg("experts"), nb::arg("used"))
+      .def("route", &PlanBuilder::route, nb::arg("logits"), nb::arg("bias").none(),
+           nb::arg("scoring"), nb::arg("used"), nb::arg("normalise"), nb::arg("scale"),
+           nb::arg("groups"), nb::arg("groups_used"), nb::arg("group_best"), nb::arg("out"))
+      .def("group_experts", &PlanBuilder::group_experts, nb::arg("routes"), nb::arg("grouping"))
+      .def("gather", &PlanBuilder::gather, nb::arg("x"), nb::arg("grouping"), nb::arg("out"))
+      .def("quantize_experts", &PlanBuilder::quantize_experts, nb::arg("x"), nb::arg("grouping"),
+           nb::arg("out"))
+      .def("experts_store", &PlanBuilder::experts_store, nb::arg("segment"), nb::arg("grouping"),
+           nb::arg("n"), nb::arg("bias").none(), nb::arg("out"))
+      .def("experts_gated", &PlanBuilder::experts_gated, nb::arg("gate"), nb::arg("up"),
+           nb::arg("grouping"), nb::arg("n"), nb::arg("activation"), nb::arg("gate_bias").none(),
+           nb::arg("up_bias").none(), nb::arg("out").none(), nb::arg("act").none())
+      .def("combine", &PlanBuilder::combine, nb::arg("x"), nb::arg("routes"), nb::arg("grouping"),
+           nb::arg("weighted"), nb::arg("out"));
+}
+
 }  // namespace
 
 void bind_plan(nb::module_& module) {
@@ -173,6 +193,8 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("isa", [](PlanBuilder& b) { return b.plan().kernels().isa; });
   bind_rows(plan);
   bind_linear(module, plan);
+  bind_experts(plan);
+  module.attr("MAX_EXPERTS") = kMaxExperts;
   module.attr("HEAD_ROWS") = kHeadRows;
   module.attr("QUERY_CHUNK") = kQueryChunk;
   module.def("matrix_stride", &matrix_stride, nb::arg("width"));

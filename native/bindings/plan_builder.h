@@ -12,6 +12,7 @@
 #include "runtime/memory.h"
 #include "runtime/plan.h"
 #include "runtime/steps_attention.h"
+#include "runtime/steps_experts.h"
 #include "runtime/steps_linear.h"
 #include "runtime/steps_rows.h"
 #include "runtime/steps_sample.h"
@@ -72,6 +73,8 @@ class PlanBuilder {
   void add(int64_t a, int64_t b, int64_t out);
   void scale(int64_t x, float factor, int64_t out);
   void soft_cap(int64_t x, float cap, int64_t out);
+  void sigmoid(int64_t x, int64_t out);
+  void scale_rows(int64_t x, int64_t factor, int64_t out);
   void gated(int64_t gate, int64_t up, const std::string& activation, int64_t out);
   void rope(int64_t x, int64_t table, const std::string& style, int64_t pairs, int64_t heads,
             int64_t out);
@@ -90,6 +93,22 @@ class PlanBuilder {
   void part_cache(const SegmentSpec& key, const SegmentSpec& value, const HeadSpec& key_transform,
                   const HeadSpec& value_transform, int64_t group, int64_t layer);
 
+  // Mixtures of experts (runtime/steps_experts.h). Buffers of expert rows have a row for every
+  // token and slot.
+  int64_t grouping(int64_t experts, int64_t used);
+  void route(int64_t logits, nb::object bias, const std::string& scoring, int64_t used,
+             bool normalise, float scale, int64_t groups, int64_t groups_used, int64_t group_best,
+             int64_t out);
+  void group_experts(int64_t routes, int64_t grouping);
+  void gather(int64_t x, int64_t grouping, int64_t out);
+  void quantize_experts(int64_t x, int64_t grouping, int64_t out);
+  void experts_store(const SegmentSpec& segment, int64_t grouping, int64_t n, nb::object bias,
+                     int64_t out);
+  void experts_gated(const SegmentSpec& gate, const SegmentSpec& up, int64_t grouping, int64_t n,
+                     const std::string& activation, nb::object gate_bias, nb::object up_bias,
+                     MaybeId out, MaybeId act);
+  void combine(int64_t x, int64_t routes, int64_t grouping, bool weighted, int64_t out);
+
   void attention(int64_t q, int64_t group, int64_t layer, int64_t heads, float scale,
                  float soft_cap, MaybeId out, MaybeId act);
   void sample(int64_t logits);
@@ -106,7 +125,14 @@ class PlanBuilder {
   HeadTransform transform(const HeadSpec& spec, int64_t head_dim, int64_t heads);
   int64_t layer_offset(int64_t group, int64_t layer) const;
   int64_t heads_per_unit(const SegmentSpec& spec, int64_t head_dim) const;
+  // Of `stack` weights that lie one after another.
+  Part store_part(const SegmentSpec& segment, int64_t stack, int64_t n, int64_t out,
+                  nb::object bias, MaybeId residual);
+  Part gated_part(const SegmentSpec& gate, const SegmentSpec& up, int64_t stack, int64_t n,
+                  const std::string& activation, nb::object gate_bias, nb::object up_bias,
+                  MaybeId out, MaybeId act);
   void add_part(Part part);
+  std::shared_ptr<Grouping> grouping_at(int64_t id) const;
   RowStep& rows();
   void close();
 
@@ -116,6 +142,7 @@ class PlanBuilder {
   std::unique_ptr<Plan> plan_;
   std::vector<Matrix> matrices_;
   std::vector<Activations> activations_;
+  std::vector<std::shared_ptr<Grouping>> groupings_;
   std::vector<nb::object> retained_;
   std::unique_ptr<RowStep> open_rows_;
   std::unique_ptr<LinearStep> open_linear_;

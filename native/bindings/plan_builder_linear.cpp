@@ -14,10 +14,12 @@ int64_t units_of(const SegmentSpec& spec) {
   return (spec.panels + spec.panels_per_unit - 1) / spec.panels_per_unit;
 }
 
-void expect_columns(const SegmentSpec& spec, int64_t columns, const char* what) {
-  if (spec.panels != panels_of(columns)) {
+void expect_columns(const SegmentSpec& spec, int64_t columns, const char* what, int64_t stack = 1) {
+  if (spec.panels != stack * panels_of(columns) || (stack > 1 && columns % kPanelColumns) ||
+      units_of(spec) % stack) {
     throw std::invalid_argument(std::string("plan: ") + what + ": " + std::to_string(spec.panels) +
-                                " panels for " + std::to_string(columns) + " columns");
+                                " panels for " + std::to_string(stack) + " times " +
+                                std::to_string(columns) + " columns");
   }
 }
 
@@ -50,27 +52,32 @@ void PlanBuilder::add_part(Part part) {
   open_linear_->add(std::move(part));
 }
 
-void PlanBuilder::part_store(const SegmentSpec& spec, int64_t n, int64_t out, nb::object bias,
-                             MaybeId residual) {
-  expect_columns(spec, n, "linear");
+Part PlanBuilder::store_part(const SegmentSpec& spec, int64_t stack, int64_t n, int64_t out,
+                             nb::object bias, MaybeId residual) {
+  expect_columns(spec, n, "linear", stack);
   auto epilogue = std::make_unique<StoreEpilogue>();
   epilogue->out = matrix_of_width(out, n, "linear output");
   if (residual) epilogue->residual = matrix_of_width(*residual, n, "residual");
-  epilogue->bias = maybe_floats(std::move(bias), n, "bias");
+  epilogue->bias = maybe_floats(std::move(bias), stack * n, "bias");
   epilogue->unit_columns = spec.panels_per_unit * kPanelColumns;
   epilogue->n = n;
   Part part;
   part.segments.push_back(segment(spec));
-  part.units = units_of(spec);
+  part.units = units_of(spec) / stack;
   part.epilogue = std::move(epilogue);
-  add_part(std::move(part));
+  return part;
 }
 
-void PlanBuilder::part_gated(const SegmentSpec& gate, const SegmentSpec& up, int64_t n,
-                             const std::string& activation, nb::object gate_bias,
+void PlanBuilder::part_store(const SegmentSpec& spec, int64_t n, int64_t out, nb::object bias,
+                             MaybeId residual) {
+  add_part(store_part(spec, 1, n, out, std::move(bias), residual));
+}
+
+Part PlanBuilder::gated_part(const SegmentSpec& gate, const SegmentSpec& up, int64_t stack,
+                             int64_t n, const std::string& activation, nb::object gate_bias,
                              nb::object up_bias, MaybeId out, MaybeId act) {
-  expect_columns(gate, n, "gate");
-  expect_columns(up, n, "up");
+  expect_columns(gate, n, "gate", stack);
+  expect_columns(up, n, "up", stack);
   if (out.has_value() == act.has_value() || gate.panels_per_unit != up.panels_per_unit) {
     throw std::invalid_argument("plan: gated: one output, and units of equal shape");
   }
@@ -78,8 +85,8 @@ void PlanBuilder::part_gated(const SegmentSpec& gate, const SegmentSpec& up, int
   epilogue->half_columns = gate.panels_per_unit * kPanelColumns;
   epilogue->n = n;
   epilogue->activation = activation_function(activation);
-  epilogue->gate_bias = maybe_floats(std::move(gate_bias), n, "gate bias");
-  epilogue->up_bias = maybe_floats(std::move(up_bias), n, "up bias");
+  epilogue->gate_bias = maybe_floats(std::move(gate_bias), stack * n, "gate bias");
+  epilogue->up_bias = maybe_floats(std::move(up_bias), stack * n, "up bias");
   if (out) epilogue->out = matrix_of_width(*out, n, "gated output");
   if (act) {
     epilogue->act = activations_at(*act);
@@ -90,9 +97,16 @@ void PlanBuilder::part_gated(const SegmentSpec& gate, const SegmentSpec& up, int
   Part part;
   part.segments.push_back(segment(gate));
   part.segments.push_back(segment(up));
-  part.units = units_of(gate);
+  part.units = units_of(gate) / stack;
   part.epilogue = std::move(epilogue);
-  add_part(std::move(part));
+  return part;
+}
+
+void PlanBuilder::part_gated(const SegmentSpec& gate, const SegmentSpec& up, int64_t n,
+                             const std::string& activation, nb::object gate_bias,
+                             nb::object up_bias, MaybeId out, MaybeId act) {
+  add_part(
+      gated_part(gate, up, 1, n, activation, std::move(gate_bias), std::move(up_bias), out, act));
 }
 
 HeadTransform PlanBuilder::transform(const HeadSpec& spec, int64_t head_dim, int64_t heads) {

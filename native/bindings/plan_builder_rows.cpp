@@ -16,7 +16,9 @@ RopeStyle rope_style(const std::string& name) {
 Activation activation_function(const std::string& name) {
   if (name == "silu") return Activation::silu;
   if (name == "gelu_tanh") return Activation::gelu_tanh;
-  throw std::invalid_argument("activation '" + name + "' is not known (known: silu, gelu_tanh)");
+  if (name == "swiglu_oai") return Activation::swiglu_oai;
+  throw std::invalid_argument("activation '" + name +
+                              "' is not known (known: silu, gelu_tanh, swiglu_oai)");
 }
 
 void PlanBuilder::embed(nb::object raw, const std::string& format, float factor, int64_t out) {
@@ -74,6 +76,21 @@ void PlanBuilder::scale(int64_t x, float factor, int64_t out) {
   op->out = matrix_at(out);
   op->x = matrix_of_width(x, op->out.width, "scale input");
   op->factor = factor;
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::sigmoid(int64_t x, int64_t out) {
+  auto op = std::make_unique<SigmoidOp>();
+  op->out = matrix_at(out);
+  op->x = matrix_of_width(x, op->out.width, "sigmoid input");
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::scale_rows(int64_t x, int64_t factor, int64_t out) {
+  auto op = std::make_unique<ScaleRowsOp>();
+  op->out = matrix_at(out);
+  op->x = matrix_of_width(x, op->out.width, "scale_rows input");
+  op->factor = matrix_of_width(factor, 1, "scale_rows factor");
   rows().add(std::move(op));
 }
 

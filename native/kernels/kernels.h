@@ -95,7 +95,8 @@ struct LinearKernels {
 
 // ---------------------------------------------------------------- rows
 
-enum class Activation : int { silu, gelu_tanh };
+// swiglu_oai: (up + 1) * gate * sigmoid(1.702 gate) with gate <= 7 and |up| <= 7, as in GPT-OSS.
+enum class Activation : int { silu, gelu_tanh, swiglu_oai };
 enum class RopeStyle : int { interleaved, half };  // pairs (2i, 2i+1); pairs (i, i + dim/2)
 
 struct RowKernels {
@@ -106,6 +107,10 @@ struct RowKernels {
   void (*scale)(const float* x, float factor, int64_t n, float* out);
   void (*gated)(Activation, const float* gate, const float* up, int64_t n, float* out);
   void (*soft_cap)(const float* x, float cap, int64_t n, float* out);  // cap * tanh(x / cap)
+  // out = fma(x, factor, y); out may be x or y
+  void (*add_scaled)(const float* x, float factor, const float* y, int64_t n, float* out);
+  void (*sigmoid)(const float* x, int64_t n, float* out);  // out may be x
+  void (*softmax)(const float* x, int64_t n, float* out);  // out may be x
   // cos/sin table of one position: angle_i = position * inv_freq[i] in double, times magnitude,
   // rounded to fp32; out = cos[pairs] then sin[pairs].
   void (*rope_table)(int64_t position, const double* inv_freq, double magnitude, int64_t pairs,

@@ -52,10 +52,19 @@ static void gated(Activation activation, const float* gate, const float* up, int
       VF g = load(gate + i);
       return gate_by(g, g) * load(up + i);
     });
-  } else {
+  } else if (activation == Activation::gelu_tanh) {
     map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
       VF g = load(gate + i);
       return gate_by(g, gelu_argument(g)) * load(up + i);
+    });
+  } else {
+    // `GptOssExperts` in
+    // https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/gpt_oss/modeling_gpt_oss.py
+    const VF limit = set1(7.0f), alpha = set1(1.702f), one = set1(1.0f);
+    map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+      VF g = min(limit, load(gate + i));
+      VF u = max(neg(limit), min(limit, load(up + i)));
+      return gate_by(g, g * alpha) * (u + one);
     });
   }
 }
@@ -64,6 +73,35 @@ static void soft_cap(const float* x, float cap, int64_t n, float* out) {
   const VF c = set1(cap);
   map_row(n, out,
           [&](auto load, int64_t i) INVAR_LAMBDA_INLINE { return c * tanh(load(x + i) / c); });
+}
+
+static void add_scaled(const float* x, float factor, const float* y, int64_t n, float* out) {
+  const VF f = set1(factor);
+  map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+    return fma(load(x + i), f, load(y + i));
+  });
+}
+
+static void sigmoid(const float* x, int64_t n, float* out) {
+  map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+    return gate_by(set1(1.0f), load(x + i));
+  });
+}
+
+// The sum: each of 16 lanes in ascending order, then the tree.
+static void softmax(const float* x, int64_t n, float* out) {
+  const auto count = [&](int64_t i) { return n - i < 16 ? int(n - i) : 16; };
+  Lanes16 most = set1_16(-kInfinity), sum = set1_16(0.0f);
+  for (int64_t i = 0; i < n; i += 16) most = max(load16_n(x + i, count(i), -kInfinity), most);
+  const VF highest = set1(max16(most));
+  for (int64_t i = 0; i < n; i += 16) {
+    Lanes16 e = load16_n(x + i, count(i), -kInfinity);
+    for (VF& v : e.v) v = exp_nonpositive(v - highest);
+    sum = add(sum, e);
+    store16_n(out + i, count(i), e);
+  }
+  const VF total = set1(sum16(sum));
+  map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE { return load(out + i) / total; });
 }
 
 // The one place with libm in it: double sin and cos, correctly rounded to fp32 but for ties, and
@@ -98,7 +136,7 @@ static void rope(RopeStyle style, const float* table, int64_t pairs, int64_t /*d
   }
 }
 
-extern const RowKernels row_kernels = {rms_norm, add_rows,   scale_row, gated,
-                                       soft_cap, rope_table, rope};
+extern const RowKernels row_kernels = {rms_norm,   add_rows, scale_row, gated,      soft_cap,
+                                       add_scaled, sigmoid,  softmax,   rope_table, rope};
 
 }  // namespace invar::INVAR_ISA

@@ -15,10 +15,6 @@ constexpr int64_t kRowTile = 12;
 // A tile of 66 KiB leaves most of L2 to the panel and to activation rows.
 constexpr int64_t kTileFloats = kBlockRows * 128;
 
-int64_t tile_rows(int64_t columns) {
-  return std::clamp<int64_t>(kTileFloats / columns / 6 * 6, 6, kBlockRows);
-}
-
 int64_t block_count(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
 
 // Of blocks of about equal size.
@@ -29,6 +25,16 @@ int64_t block_rows(int64_t rows) {
 
 }  // namespace
 
+int64_t tile_rows(int64_t columns) {
+  return std::clamp<int64_t>(kTileFloats / columns / 6 * 6, 6, kBlockRows);
+}
+
+int64_t part_columns(const Part& part) {
+  int64_t columns = 0;
+  for (const Segment& segment : part.segments) columns += segment.panels_per_unit * kPanelColumns;
+  return columns;
+}
+
 int64_t linear_scratch_bytes(int64_t columns) {
   // Enough for narrower tiles too. One row more: a boundary between rows may move by one
   // (pair_boundary).
@@ -36,9 +42,8 @@ int64_t linear_scratch_bytes(int64_t columns) {
 }
 
 void LinearStep::add(Part part) {
-  Shape shape{0, 0, 0, 0};
+  Shape shape{part_columns(part), 0, 0, 0};
   for (const Segment& segment : part.segments) {
-    shape.columns += segment.panels_per_unit * kPanelColumns;
     shape.unit_bytes += segment.panels_per_unit * panel_bytes(segment.format, segment.x.k);
   }
   shape.block_rows = tile_rows(shape.columns);
@@ -92,25 +97,25 @@ void LinearStep::run_rows(const Execution& e, const Worker& w, size_t part, int6
   while (tile.first_row < last) {
     const int64_t left = last - tile.first_row;
     tile.rows = left <= shape.block_rows + 1 ? left : shape.block_rows;
-    run_tile(e, part, tile);
+    run_tile(e, parts_[part], shape.columns, tile);
     tile.first_row += tile.rows;
   }
 }
 
-void LinearStep::run_tile(const Execution& e, size_t part, Tile tile) const {
-  const Epilogue& epilogue = *parts_[part].epilogue;
+void run_tile(const Execution& e, const Part& part, int64_t columns, Tile tile) {
+  const Epilogue& epilogue = *part.epilogue;
   const Matrix direct = epilogue.direct();
   if (direct.data != nullptr) {
-    tile.data = direct.row(tile.first_row) + tile.unit * shapes_[part].columns;
+    tile.data = direct.row(tile.first_row) + tile.unit * columns;
     tile.stride = direct.stride_floats();
   }
   epilogue.prefetch(tile);
   float* out = tile.data;
-  for (const Segment& s : parts_[part].segments) {
+  const int64_t unit = tile.matrix * part.units + tile.unit;
+  for (const Segment& s : part.segments) {
     const int64_t bytes = panel_bytes(s.format, s.x.k);
-    const uint8_t* panel = s.panels + tile.unit * s.unit_stride;
-    const int64_t count =
-        std::min(s.panels_per_unit, s.panel_count - tile.unit * s.panels_per_unit);
+    const uint8_t* panel = s.panels + unit * s.unit_stride;
+    const int64_t count = std::min(s.panels_per_unit, s.panel_count - unit * s.panels_per_unit);
     for (int64_t j = 0; j < count; ++j) {
       e.kernels->linear->gemm(s.format, panel + j * bytes, s.x.k, s.x.row(tile.first_row),
                               s.x.layout.row_bytes, static_cast<int>(tile.rows),
@@ -140,7 +145,9 @@ void StoreEpilogue::apply(const Execution& e, const Tile& tile) const {
   for (int64_t r = 0; r < tile.rows; ++r) {
     float* x = tile.row(r);
     float* to = out.row(tile.first_row + r) + column;
-    if (bias != nullptr) kernel.add(x, bias + column, columns, residual.data ? x : to);
+    if (bias != nullptr) {
+      kernel.add(x, bias + tile.matrix * n + column, columns, residual.data ? x : to);
+    }
     if (residual.data != nullptr) {
       kernel.add(x, residual.row(tile.first_row + r) + column, columns, to);
     }
@@ -155,8 +162,9 @@ void GatedEpilogue::apply(const Execution& e, const Tile& tile) const {
     const int64_t row = tile.first_row + r;
     float* gate = tile.row(r);
     float* up = gate + half_columns;
-    if (gate_bias != nullptr) kernel.add(gate, gate_bias + column, columns, gate);
-    if (up_bias != nullptr) kernel.add(up, up_bias + column, columns, up);
+    const int64_t at = tile.matrix * n + column;
+    if (gate_bias != nullptr) kernel.add(gate, gate_bias + at, columns, gate);
+    if (up_bias != nullptr) kernel.add(up, up_bias + at, columns, up);
     if (act.data == nullptr) {
       kernel.gated(activation, gate, up, columns, out.row(row) + column);
     } else {

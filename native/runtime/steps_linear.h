@@ -26,7 +26,8 @@ struct Tile {
   int64_t first_row;
   int64_t rows;
   float* data;
-  int64_t stride;  // floats
+  int64_t stride;      // floats
+  int64_t matrix = 0;  // of a stack of weights (steps_experts.h), each with all units of the part
   float* row(int64_t r) const { return data + r * stride; }
 };
 
@@ -44,7 +45,7 @@ class Epilogue {
 // out = x.W (+ bias) (+ residual)
 struct StoreEpilogue : Epilogue {
   Matrix out, residual;  // residual.data null: none
-  const float* bias;     // [n] or null
+  const float* bias;     // [n] of every matrix of the stack, or null
   int64_t unit_columns, n;
   void prefetch(const Tile&) const override;
   void apply(const Execution&, const Tile&) const override;
@@ -57,7 +58,7 @@ struct GatedEpilogue : Epilogue {
   Matrix out;
   Activations act;
   Activation activation;
-  const float *gate_bias, *up_bias;  // [n] or null
+  const float *gate_bias, *up_bias;  // [n] of every matrix of the stack, or null
   int64_t half_columns, n;
   void apply(const Execution&, const Tile&) const override;
 };
@@ -101,6 +102,10 @@ struct Part {
   std::unique_ptr<Epilogue> epilogue;
 };
 
+int64_t part_columns(const Part& part);  // of a tile
+int64_t tile_rows(int64_t columns);      // of a tile so wide
+void run_tile(const Execution& execution, const Part& part, int64_t columns, Tile tile);
+
 // An item is a share of the units times a block of rows: a thread streams neighbouring panels past
 // rows that stay in its cache, and threads write few lines in common.
 class LinearStep : public Step {
@@ -122,7 +127,6 @@ class LinearStep : public Step {
 
   void run_rows(const Execution& execution, const Worker& worker, size_t part, int64_t unit,
                 int64_t first, int64_t last) const;
-  void run_tile(const Execution& execution, size_t part, Tile tile) const;
   void share_units();
 
   int64_t shares_;

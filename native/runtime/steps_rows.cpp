@@ -57,6 +57,14 @@ void ScaleOp::run(const Execution& e, const Worker&, int64_t row) const {
   e.kernels->rows->scale(x.row(row), factor, out.width, out.row(row));
 }
 
+void SigmoidOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->sigmoid(x.row(row), out.width, out.row(row));
+}
+
+void ScaleRowsOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->scale(x.row(row), factor.row(row)[0], out.width, out.row(row));
+}
+
 void SoftCapOp::run(const Execution& e, const Worker&, int64_t row) const {
   e.kernels->rows->soft_cap(x.row(row), cap, out.width, out.row(row));
 }

@@ -70,6 +70,16 @@ struct ScaleOp : RowOp {
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 
+struct SigmoidOp : RowOp {
+  Matrix x, out;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct ScaleRowsOp : RowOp {
+  Matrix x, factor, out;  // factor: one column
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
 struct SoftCapOp : RowOp {
   Matrix x, out;
   float cap;

@@ -90,6 +90,38 @@ std::vector<Case> cases() {
        [](auto* a, auto* b, int64_t n) {
          return map(a, b, n, [](double x, double) { return 1.5 * std::tanh(x / 1.5); });
        }},
+      // one rounding, of a sum that may cancel
+      {"add_scaled", 1, 0,
+       [](auto& k, auto* a, auto* b, int64_t n, float* out) { k.add_scaled(a, 0.37f, b, n, out); },
+       [](auto* a, auto* b, int64_t n) {
+         return map(a, b, n, [](double x, double y) { return x * 0.37f + y; });
+       }},
+      {"sigmoid", 8, 0,
+       [](auto& k, auto* a, auto*, int64_t n, float* out) { k.sigmoid(a, n, out); },
+       [](auto* a, auto* b, int64_t n) {
+         return map(a, b, n, [](double x, double) { return 1 / (1 + std::exp(-x)); });
+       }},
+      // exp, a tree of sums, quotient
+      {"softmax", 12, 0,
+       [](auto& k, auto* a, auto*, int64_t n, float* out) { k.softmax(a, n, out); },
+       [](auto* a, auto*, int64_t n) {
+         Row r(n);
+         double sum = 0;
+         for (int64_t i = 0; i < n; i++) sum += r[i] = std::exp(double(a[i]));
+         for (double& x : r) x /= sum;
+         return r;
+       }},
+      // the argument of exp carries a rounding times its size, up to 10 here
+      {"swiglu_oai", 24, 0,
+       [](auto& k, auto* a, auto* b, int64_t n, float* out) {
+         k.gated(Activation::swiglu_oai, a, b, n, out);
+       },
+       [](auto* a, auto* b, int64_t n) {
+         return map(a, b, n, [](double x, double y) {
+           const double g = std::min(x, 7.0), u = std::clamp(y, -7.0, 7.0);
+           return g / (1 + std::exp(-1.702f * g)) * (u + 1);
+         });
+       }},
   };
 }
 
@@ -124,7 +156,7 @@ void sweep(const std::vector<Isa>& isas) {
           check(same_bits(in_place.data(), first.data(), n), what + ": in place");
         }
         // A tail is the padded row: sums see zeros, elements see nothing of their neighbours.
-        if (c.name != "rms_norm") {
+        if (c.name != "rms_norm" && c.name != "softmax") {
           std::vector<float> pa(va), pb(vb), out(n + 64);
           pa.resize(n + 64), pb.resize(n + 64);
           c.run(*isas[0].rows, pa.data(), pb.data(), n + 64, out.data());

@@ -176,7 +176,7 @@ class MemorySource:
         self.bytes: dict[str, npt.NDArray[np.uint8]] = {}
         for name, shape in shapes.items():
             values = rng.standard_normal(shape).astype(np.float32)
-            values = values / np.sqrt(shape[-1]) if len(shape) == 2 else 1 + values / 8
+            values = values / np.sqrt(shape[-1]) if len(shape) > 1 else 1 + values / 8
             kind = next((kind for part, kind in formats.items() if part in name), QuantType.F32)
             self.tensors[name] = Tensor(shape, kind)
             rows = values.astype(np.float32).reshape(-1, shape[-1])
@@ -203,6 +203,12 @@ MIXED = {
 }
 
 
+MIXED_EXPERTS = {"ffn_gate_inp": QuantType.F32, "ffn_gate": QuantType.Q4_K} | {
+    part: kind for part, kind in MIXED.items() if part != "ffn_gate"
+}
+"""Gate and up read their input in different codes."""
+
+
 def llama_source(
     formats: Mapping[str, QuantType],
     *,
@@ -213,8 +219,10 @@ def llama_source(
     feed_forward: int = 512,
     vocab: int = 320,
     layers: int = 2,
+    experts: int = 0,
 ) -> MemorySource:
-    metadata = {
+    """With experts: of each layer, two of which a token uses."""
+    metadata: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.embedding_length": hidden,
         "llama.block_count": layers,
@@ -242,9 +250,15 @@ def llama_source(
             f"{block}.attn_v.weight": (kv_heads * head_dim, hidden),
             f"{block}.attn_output.weight": (hidden, heads * head_dim),
             f"{block}.ffn_norm.weight": (hidden,),
-            f"{block}.ffn_gate.weight": (feed_forward, hidden),
-            f"{block}.ffn_up.weight": (feed_forward, hidden),
-            f"{block}.ffn_down.weight": (hidden, feed_forward),
+        }
+        if experts:
+            metadata |= {"llama.expert_count": experts, "llama.expert_used_count": 2}
+            shapes[f"{block}.ffn_gate_inp.weight"] = (experts, hidden)
+        stack, ending = ((experts,), "_exps.weight") if experts else ((), ".weight")
+        shapes |= {
+            f"{block}.ffn_gate{ending}": (*stack, feed_forward, hidden),
+            f"{block}.ffn_up{ending}": (*stack, feed_forward, hidden),
+            f"{block}.ffn_down{ending}": (*stack, hidden, feed_forward),
         }
     return MemorySource(metadata, shapes, formats)
 

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from golden.tiny_models import TINY_MODELS, load_golden, model_path
 
-from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, poison, run
+from backends.batches import (
+    MIXED,
+    MIXED_EXPERTS,
+    Piece,
+    llama_source,
+    make_runner,
+    pages_for,
+    poison,
+    run,
+)
 from invar.graph.contract import ACTIVATION_FORMATS, ActivationFormat
 from invar.graph.graph import Graph, GraphError, KVFormat
 from invar.graph.interpreter import Interpreter
@@ -59,6 +68,29 @@ def test_mixed_formats() -> None:
     source = llama_source(MIXED)
     ids = np.random.default_rng(3).integers(0, 320, 75).tolist()
     assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 75])
+def test_experts_in_mixed_formats(tokens: int) -> None:
+    """Few rows, of which most experts have none, and many. One layer: a code that flips in the
+    first may send a token to another expert in the second."""
+    source = llama_source(MIXED_EXPERTS, experts=6, layers=1)
+    ids = np.random.default_rng(11).integers(0, 320, tokens).tolist()
+    assert worst(logits_of(source, ids), contract(source, ids)) < ONE_CODE
+
+
+def test_ties_go_to_the_lower_expert() -> None:
+    source = llama_source(matrices_in(QuantType.F32), experts=6)
+    for layer in range(2):
+        source.bytes[f"blk.{layer}.ffn_gate_inp.weight"][:] = 0
+    ids = list(range(20))
+    found = logits_of(source, ids)
+    assert worst(found, contract(source, ids)) < 50 * FP32_NOISE
+    for layer in range(2):  # what experts 2 … 5 are does not matter
+        for part in ("gate", "up", "down"):
+            stack = source.bytes[f"blk.{layer}.ffn_{part}_exps.weight"]
+            stack[len(stack) // 3 :] = 0
+    assert logits_of(source, ids).tobytes() == found.tobytes()
 
 
 def matrices_in(kind: QuantType) -> dict[str, QuantType]:

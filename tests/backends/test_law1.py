@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from golden.tiny_models import model_path
 
-from backends.batches import MIXED, Piece, llama_source, make_runner, pages_for, poison, run
+from backends.batches import (
+    MIXED,
+    MIXED_EXPERTS,
+    Piece,
+    llama_source,
+    make_runner,
+    pages_for,
+    poison,
+    run,
+)
 from invar import _native
 from invar.backends.cpu.runner import CpuRunner
 from invar.graph.graph import KVFormat
@@ -20,7 +29,7 @@ from invar.models import registry
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
 
-MODELS = ("mixed", "float", "gemma3_pattern6", "mistral_window")
+MODELS = ("mixed", "float", "experts", "gemma3_pattern6", "mistral_window", "qwen2_moe")
 KV_FORMATS = ("float fp16", "mixed int8", "gemma3_pattern6 int8")  # K and V not in bf16
 LENGTH = 83  # across pages, tiles and chunks
 
@@ -30,6 +39,8 @@ def source_of(model: str) -> Any:
     model = model.split()[0]
     if model == "mixed":
         return llama_source(MIXED)
+    if model == "experts":
+        return llama_source(MIXED_EXPERTS, experts=5)
     if model == "float":
         return llama_source({"attn_q": QuantType.F16, "ffn_up": QuantType.BF16})
     return GGUFFile(model_path(model))

@@ -30,9 +30,19 @@ IN_BLOCK = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
 NORMS_IN_BLOCK = {
     "llama": {"post_attention_layernorm": "ffn_norm"},
+    "qwen2moe": {"post_attention_layernorm": "ffn_norm"},
+    "qwen3moe": {"post_attention_layernorm": "ffn_norm"},
     "gemma3": {
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",
@@ -56,6 +66,17 @@ def permute(rows: Floats, heads: int) -> Floats:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 
 
+def unfused(name: str, value: Floats) -> dict[str, Floats]:
+    """Stacks of experts get a name of their own; gate and up, stored as one, come apart."""
+    if ".experts." not in name:
+        return {name: value}
+    if not name.endswith("gate_up_proj"):
+        return {f"{name}.weight": value}
+    gate, up = np.split(value, 2, axis=1)
+    stem = name.removesuffix("gate_up_proj")
+    return {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+
+
 def gguf_tensors(model: Any, architecture: str) -> dict[str, Floats]:
     """Every parameter as GGUF stores it: q and k of llama permuted, norms of gemma3 plus one."""
     config, tensors = model.config, {}
@@ -70,7 +91,10 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, Floats]:
             rounded = permute(
                 rounded, config.num_attention_heads if is_q else config.num_key_value_heads
             )
-        tensors[gguf_name(name, architecture)] = rounded
+        for part, values in unfused(name, rounded).items():
+            if part.endswith("shared_expert_gate.weight"):
+                values = values.reshape(-1)
+            tensors[gguf_name(part, architecture)] = np.ascontiguousarray(values)
     return tensors
 
 
@@ -82,10 +106,12 @@ def gguf_metadata(config: Any, architecture: str) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
     }
+    values |= _expert_metadata(config)
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim is not None:
+        values |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     window = getattr(config, "sliding_window", None)
     if window is not None:
         values["attention.sliding_window"] = window
@@ -97,6 +123,18 @@ def gguf_metadata(config: Any, architecture: str) -> dict[str, Any]:
     if rope["rope_type"] == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     return {f"{architecture}.{key}": value for key, value in values.items()}
+
+
+def _expert_metadata(config: Any) -> dict[str, Any]:
+    if getattr(config, "num_experts_per_tok", None) is None:
+        return {}
+    values = {
+        "expert_count": getattr(config, "num_local_experts", None) or config.num_experts,
+        "expert_used_count": config.num_experts_per_tok,
+    }
+    if getattr(config, "norm_topk_prob", None) is not None:
+        values["expert_weights_norm"] = config.norm_topk_prob
+    return values
 
 
 def _gemma3_metadata(config: Any) -> dict[str, Any]:

@@ -54,8 +54,29 @@ def hf_tensors(source: GGUFFile) -> dict[str, Floats]:
             values = halves(values, counts[part])
         if architecture == "gemma3" and name.endswith("norm.weight"):
             values -= 1
-        found[hf_name(name, architecture)] = values
+        theirs = hf_name(name, architecture)
+        if ".experts." in theirs:
+            for expert, matrix in enumerate(values):
+                found[expert_name(theirs, expert, architecture)] = matrix
+        elif architecture == "llama":
+            found[theirs.replace(".mlp.gate.", ".block_sparse_moe.gate.")] = values
+        elif ".shared_expert_gate." in theirs:
+            found[theirs] = values.reshape(1, -1)
+        else:
+            found[theirs] = values
     return found
+
+
+MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+def expert_name(name: str, expert: int, architecture: str) -> str:
+    """Each expert has matrices of its own; Mixtral has its own names for them."""
+    name = name.replace(".experts.", f".experts.{expert}.")
+    if architecture != "llama":
+        return name
+    stem, part, kind = name.replace(".mlp.", ".block_sparse_moe.").rsplit(".", 2)
+    return f"{stem}.{MIXTRAL[part]}.{kind}"
 
 
 def write_hf_directory(name: str, folder: Path, dtype: str = "F32", shards: int = 1) -> Path:

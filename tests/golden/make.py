@@ -111,7 +111,7 @@ def fill(model: Any, seed: int) -> None:
         elif "embed" in name:
             value = as_float32(embedding_width * value)
         else:
-            value = as_float32(1.5 * value / np.sqrt(parameter.shape[1]))
+            value = as_float32(1.5 * value / np.sqrt(parameter.shape[-1]))
         parameter.data = torch.from_numpy(value)
 
 

@@ -16,8 +16,13 @@ TINY_MODELS = (
     "llama3_rope",  # Llama 3 scaling of rope by a factor tensor; biases; head_dim > hidden / heads
     "mistral_window",  # every layer sees 7 tokens
     "gemma3_pattern6",  # layers 0–4 and 6 see 12 tokens, layer 5 all
+    "mixtral",  # two of four experts a token, layers see 9 tokens
+    "qwen2_moe",  # two of five experts whose weights do not add up to 1, a shared one behind a gate
+    "qwen3_moe",  # three of six experts, norms of q and k
     "gemma3_scaled",  # every second layer sees all, linear rope there, soft-capped logits
 )
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from golden.tiny_models import TINY_MODELS, load_golden, model_path
+from golden.tiny_models import MIXTURES, TINY_MODELS, load_golden, model_path
 from models.memory_source import MemorySource
 from models.quantized import KERNEL_FORMATS, mixed_formats, one_format
 
@@ -213,7 +213,8 @@ def test_contract_is_close_to_exact_on_tiny_models(name: str) -> None:
     assert 1e-5 < relative_error(logits, golden.logits) < BF16_TOLERANCE
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+# A mixture is left out: what int8 loses may send a token to another expert.
+@pytest.mark.parametrize("name", [name for name in TINY_MODELS if name not in MIXTURES])
 def test_kv_formats_by_what_they_lose(name: str) -> None:
     """fp16 keeps three bits more than bf16; int8 loses half a code of 127 of a head's largest."""
     golden = load_golden(name)

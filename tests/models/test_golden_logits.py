@@ -8,22 +8,25 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import pytest
-from golden.tiny_models import TINY_MODELS, Golden, load_golden, model_path
+from golden.tiny_models import MIXTURES, TINY_MODELS, Golden, load_golden, model_path
 
 from invar.graph.graph import (
     Activation,
     ApplyRope,
     Attention,
     CacheGroup,
+    Experts,
     Gated,
     Graph,
     Op,
     RMSNorm,
     Rope,
     RopeStyle,
+    Route,
     Scale,
 )
 from invar.graph.interpreter import Interpreter
+from invar.graph.routing import Routing, Scoring
 from invar.models.registry import build
 from invar.weights.gguf import GGUFFile
 
@@ -109,7 +112,7 @@ CHANGES: dict[str, Change] = {
             if op.activation is Activation.GELU_TANH
             else Activation.GELU_TANH,
         )
-        if isinstance(op, Gated)
+        if isinstance(op, Gated | Experts)
         else op
     ),
 }
@@ -122,6 +125,28 @@ def test_a_wrong_operation_shows(name: str, source: GGUFFile, what: str) -> None
     changed = replace(graph, ops=tuple(CHANGES[what](op) for op in graph.ops))
     assert changed.ops != graph.ops
     difference = np.abs(interpreted(changed, source, golden) - golden.logits).max()
+    assert difference > 10 * tolerance(name, golden)
+
+
+ROUTINGS: dict[str, Callable[[Routing], Routing]] = {
+    "other scores": lambda routing: replace(routing, scoring=Scoring.SIGMOID),
+    "weights normalised or not": lambda routing: replace(routing, normalise=not routing.normalise),
+    "weights off by a thousandth": lambda routing: replace(routing, scale=routing.scale * 1.001),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in TINY_MODELS if name in MIXTURES])
+@pytest.mark.parametrize("what", ROUTINGS)
+def test_a_wrong_routing_shows(name: str, source: GGUFFile, what: str) -> None:
+    if name == "mixtral" and "normalised" in what:
+        return  # a softmax over the chosen adds up to 1
+    golden, graph = load_golden(name), build(source)
+
+    def changed(op: Op) -> Op:
+        return replace(op, routing=ROUTINGS[what](op.routing)) if isinstance(op, Route) else op
+
+    wrong = replace(graph, ops=tuple(changed(op) for op in graph.ops))
+    difference = np.abs(interpreted(wrong, source, golden) - golden.logits).max()
     assert difference > 10 * tolerance(name, golden)
 
 

@@ -133,10 +133,27 @@ def test_kv_heads_that_do_not_fit(llama: MemorySource, value: Any, message: str)
         build(llama)
 
 
-def test_experts_are_refused(llama: MemorySource) -> None:
-    llama.metadata["llama.expert_count"] = 8
-    with pytest.raises(ConfigError, match="mixtures of experts"):
-        build(llama)
+@pytest.mark.parametrize(
+    ("count", "used", "message"),
+    [
+        (8, 2, r"ffn_gate_inp\.weight has 4 rows, expected one for each of 8 experts"),
+        (4, 5, r"llama\.expert_used_count is 5, more than the 4 experts of llama\.expert_count"),
+        (4, 0, r"llama\.expert_used_count must be an integer from 1"),
+        (0, 2, r"ffn_gate\.weight: the model file has no such tensor"),
+    ],
+)
+def test_counts_of_experts_that_do_not_fit(count: int, used: int, message: str) -> None:
+    mixtral = MemorySource.read(model_path("mixtral"))
+    mixtral.metadata |= {"llama.expert_count": count, "llama.expert_used_count": used}
+    with pytest.raises((ConfigError, GraphError), match=message):
+        build(mixtral)
+
+
+def test_stacks_of_experts_must_fit_each_other() -> None:
+    mixtral = MemorySource.read(model_path("mixtral"))
+    mixtral.put("blk.1.ffn_up_exps.weight", np.zeros((4, 64, 32), np.float32))
+    with pytest.raises(GraphError, match=r"blk\.1\.ffn_up_exps\.weight: shape .*4, 64, 32"):
+        build(mixtral)
 
 
 def test_gate_and_up_must_be_as_wide(llama: MemorySource) -> None:

@@ -14,6 +14,7 @@ from invar.graph.graph import Graph
 from invar.graph.naming import OperationNames, layer_of
 from invar.graph.passes import separate
 
+PREPARATIONS = ("quantize", "group_experts", "gather", "quantize_experts", "combine")
 LAYER_PREFIX = re.compile(r"\bblk\.\d+\.")
 
 
@@ -87,7 +88,7 @@ def phase_name(calls: list[Call], names: OperationNames) -> str:
     if call.op is None or call.method == "check":
         return call.method
     name = names[call.op]
-    return f"quantize for {name}" if call.method == "quantize" else name
+    return f"{call.method} for {name}" if call.method in PREPARATIONS else name
 
 
 def layer_text(layer: int | None) -> str:

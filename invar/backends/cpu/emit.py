@@ -19,8 +19,8 @@ from invar.backends.cpu.lowered import (
     SegmentUse,
     Vector,
 )
-from invar.backends.cpu.packing import raw_rows, vector_values
-from invar.graph.graph import CacheGroup, WeightSource
+from invar.backends.cpu.packing import vector_values
+from invar.graph.graph import CacheGroup, WeightSource, raw_rows
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ def emit(
             format=group.kv_format,
         )
     _number_buffers(plan, lowered.buffers)
+    for grouping in lowered.groupings:
+        plan.grouping(experts=grouping.experts, used=grouping.used)
     resolver = _Resolver(source, memory.weights, first_fault)
     for call in lowered.calls:
         resolver.make(plan, call)
@@ -140,7 +142,7 @@ class _Resolver:
             case Vector():
                 return self.vector(argument)
             case RawWeight():
-                return raw_rows(self.source, argument.tensor)
+                return np.ascontiguousarray(raw_rows(self.source, argument.tensor))
             case SegmentUse():
                 return self.segment(argument)
             case HeadUse():

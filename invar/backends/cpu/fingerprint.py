@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from invar import _native
-from invar.backends.cpu.packing import raw_rows
 from invar.graph.graph import Graph, WeightSource
 
 SAMPLE_BYTES = 1024
@@ -41,7 +40,7 @@ def kv_fingerprint(graph: Graph, source: WeightSource) -> str:
     for name in sorted(source.tensors):
         tensor = source.tensors[name]
         digest.update(f"{name}:{tuple(tensor.shape)}:{int(tensor.type)};".encode())
-        content = raw_rows(source, name).reshape(-1)
+        content = source.raw(name).reshape(-1)
         middle = content.size // 2
         for sample in (
             content[:SAMPLE_BYTES],

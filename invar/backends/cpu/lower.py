@@ -22,6 +22,7 @@ import numpy as np
 from invar import _native
 from invar.backends.cpu.formats import weight_format
 from invar.backends.cpu.layout import Buffer, WeightPart
+from invar.backends.cpu.lower_experts import lower_experts, lower_route
 from invar.backends.cpu.lowered import (
     AttentionShape,
     Call,
@@ -51,12 +52,16 @@ from invar.graph.graph import (
     Add,
     ApplyRope,
     Embed,
+    Experts,
     Gated,
     GraphError,
     Linear,
     RMSNorm,
     Rope,
+    Route,
     Scale,
+    ScaleRows,
+    Sigmoid,
     SoftCap,
     TakeRows,
     Value,
@@ -78,13 +83,13 @@ def lower(
     graph: FusedGraph, source: WeightSource, max_tokens: int, threads: int, eager: bool = False
 ) -> Lowered:
     """Raises ``GraphError`` for what the backend cannot run, naming it."""
-    lowering = _Lowering(graph, source, max_tokens, threads, eager)
+    lowering = Lowering(graph, source, max_tokens, threads, eager)
     for op in graph.ops:
         lowering.op(op)
     return lowering.finish()
 
 
-class _Lowering:
+class Lowering:
     def __init__(
         self,
         graph: FusedGraph,
@@ -139,8 +144,8 @@ class _Lowering:
             buffer.first = self.phase
         return buffer
 
-    def buffer(self, width: int, act_format: str | None = None) -> Buffer:
-        buffer = Buffer(width, self.rows, act_format, -1, -1)
+    def buffer(self, width: int, act_format: str | None = None, per_row: int = 1) -> Buffer:
+        buffer = Buffer(width, self.rows * per_row, act_format, -1, -1)
         self.result.buffers.append(buffer)
         return buffer
 
@@ -167,9 +172,9 @@ class _Lowering:
     # ------------------------------------------------------------ weights
 
     def part(self, segment: Segment | Linear) -> WeightPart:
-        rows, columns = self.source.tensors[segment.weight].shape
+        *stack, columns = self.source.tensors[segment.weight].shape
         kernel_format = weight_format(self.source, segment.weight)
-        return WeightPart(segment.weight, kernel_format, columns, rows)
+        return WeightPart(segment.weight, kernel_format, columns, math.prod(stack))
 
     def act_format(self, segment: Segment | Linear) -> str:
         return _native.act_format_of(weight_format(self.source, segment.weight))
@@ -219,6 +224,10 @@ class _Lowering:
             Add: lambda o: self.binary("add", o),
             Scale: lambda o: self.unary("scale", o, factor=o.factor),
             SoftCap: lambda o: self.unary("soft_cap", o, cap=o.cap),
+            Sigmoid: lambda o: self.unary("sigmoid", o),
+            ScaleRows: self.scale_rows,
+            Route: lambda o: lower_route(self, o),
+            Experts: lambda o: lower_experts(self, o),
             TakeRows: self.take_rows,
         }
         self.current = op
@@ -253,8 +262,12 @@ class _Lowering:
             out=self.define(op.out),
         )
 
-    def unary(self, method: str, op: Scale | SoftCap, **arguments: Any) -> None:
+    def unary(self, method: str, op: Scale | SoftCap | Sigmoid, **arguments: Any) -> None:
         self.row(method, x=self.floats(op.x), out=self.define(op.out), **arguments)
+
+    def scale_rows(self, op: ScaleRows) -> None:
+        x, factor = self.floats(op.x), self.floats(op.factor)
+        self.row("scale_rows", x=x, factor=factor, out=self.define(op.out))
 
     def binary(self, method: str, op: Add) -> None:
         self.row(method, a=self.floats(op.a), b=self.floats(op.b), out=self.define(op.out))
@@ -330,8 +343,7 @@ class _Lowering:
         panels = 1
         if act_format is not None:
             panels = max(1, ACT_BLOCKS[act_format] // _native.PANEL_COLUMNS)
-            units = op.out.width // (panels * _native.PANEL_COLUMNS)
-            if panels > 1 and units < UNITS_PER_THREAD * self.threads:
+            if not self.fair_units(op.out.width // (panels * _native.PANEL_COLUMNS), panels):
                 act_format, panels = None, 1
         gate, up = self.place(op.x, [op.gate, op.up], panels)
         self.begin("begin_linear")
@@ -347,6 +359,13 @@ class _Lowering:
             up_bias=vector(op.up.bias),
             **self.output(op.out, act_format),
         )
+
+    def fair_units(self, units: int, panels: int) -> bool:
+        """Whether so many units of so many panels make even shares for all threads."""
+        return panels == 1 or units >= UNITS_PER_THREAD * self.threads
+
+    def act_block(self, act_format: str) -> int:
+        return ACT_BLOCKS[act_format]
 
     def output(self, value: Value, act_format: str | None) -> dict[str, Buffer | None]:
         """A result in fp32 or, where a format is given, in activation codes at once."""

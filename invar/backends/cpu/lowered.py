@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from invar import _native
 from invar.backends.cpu.layout import Buffer, PackedWeight, WeightLayout
 from invar.graph.fused import FusedOp
 from invar.graph.graph import KVFormat, Rope
@@ -28,6 +29,21 @@ class RawWeight:
 class SegmentUse:
     weight: PackedWeight
     x: Buffer
+    share: float = 1.0  # of the weight, that one row needs: a few experts of many
+
+    @property
+    def row_bytes(self) -> int:
+        """Read for one row."""
+        panel = _native.panel_bytes(self.weight.weight_format, self.weight.columns)
+        return round(self.weight.panels * panel * self.share)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Sorts the rows of mixtures of so many experts, of which a token uses so many."""
+
+    experts: int
+    used: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,10 @@ class AttentionShape:
     head_dim: int
 
 
-PHASES = ("begin_rows", "begin_linear", "attention", "sample")  # calls that begin one
+PHASES = (  # calls that begin one
+    *("begin_rows", "begin_linear", "attention", "sample"),
+    *("group_experts", "gather", "experts_gated", "quantize_experts", "experts_store"),
+)
 
 
 @dataclass
@@ -71,11 +90,18 @@ class Lowered:
     calls: list[Call] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     weights: WeightLayout = field(default_factory=WeightLayout)
+    groupings: list[Grouping] = field(default_factory=list)
     embedding: str = ""
     logits: Buffer | None = None
     tile_columns: int = 0  # of the widest linear part
     attention: set[AttentionShape] = field(default_factory=set)
     checked: list[FusedOp] = field(default_factory=list)  # check n is of the value of operation n-1
+
+    def grouping(self, grouping: Grouping) -> int:
+        """Its number; layers of the same numbers share one."""
+        if grouping not in self.groupings:
+            self.groupings.append(grouping)
+        return self.groupings.index(grouping)
 
     @property
     def phases(self) -> list[list[Call]]:

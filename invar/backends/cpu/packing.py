@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from invar import _native
 from invar.backends.cpu.layout import WeightLayout
-from invar.graph.graph import WeightSource
+from invar.graph.graph import WeightSource, raw_rows
 
 
 def pack_weights(
@@ -15,14 +15,9 @@ def pack_weights(
 ) -> _native.Memory:
     """Packs every tensor on all threads, each into its planned place."""
     memory = _native.Memory(layout.size)
-    raws = [raw_rows(source, weight.tensor) for weight in layout.weights]
+    raws = [np.ascontiguousarray(raw_rows(source, weight.tensor)) for weight in layout.weights]
     _native.pack(layout.weights, raws, memory, threads, isa)
     return memory
-
-
-def raw_rows(source: WeightSource, tensor: str) -> npt.NDArray[np.uint8]:
-    """The stored bytes of a tensor, ``[rows, row_bytes]``, without a copy where possible."""
-    return np.ascontiguousarray(source.raw(tensor))
 
 
 def vector_values(source: WeightSource, tensor: str) -> npt.NDArray[np.float32]:

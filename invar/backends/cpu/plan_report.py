@@ -121,8 +121,7 @@ class _Counted:
     def weight_bytes(self, value: object) -> int:
         match value:
             case SegmentUse():
-                weight = value.weight
-                return weight.panels * _native.panel_bytes(weight.weight_format, weight.columns)
+                return value.row_bytes
             case RawWeight():
                 return int(self.source.raw(value.tensor).shape[1])
             case Vector():

@@ -31,7 +31,7 @@ def model_work(lowered: Lowered, groups: tuple[CacheGroup, ...]) -> ModelWork:
     body: Counter[str] = Counter()
     head: Counter[str] = Counter()
     attention = [0] * len(groups)
-    counted = body
+    counted, unread = body, 0
     for call in lowered.calls:
         if call.method == "begin_head":
             counted = head
@@ -41,8 +41,10 @@ def model_work(lowered: Lowered, groups: tuple[CacheGroup, ...]) -> ModelWork:
             attention[group] += 4 * call.arguments["heads"] * groups[group].head_dim
         for use in segments_of(call):
             weight = use.weight
-            counted[peak_name(weight.weight_format)] += 2 * weight.rows * weight.columns
-    return ModelWork(dict(body), dict(head), tuple(attention), lowered.weights.size)
+            operations = round(2 * weight.rows * weight.columns * use.share)
+            counted[peak_name(weight.weight_format)] += operations
+            unread += round(use.row_bytes / use.share) - use.row_bytes
+    return ModelWork(dict(body), dict(head), tuple(attention), lowered.weights.size - unread)
 
 
 def segments_of(call: Call) -> list[SegmentUse]:
