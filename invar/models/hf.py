@@ -369,3 +369,16 @@ DECODER_NAMES: Mapping[str, str | Placed] = MappingProxyType(
         "model.layers.{}.mlp.down_proj": "blk.{}.ffn_down",
     }
 )
+
+INTERLEAVED_NAMES: Mapping[str, str | Placed] = MappingProxyType(
+    {
+        **DECODER_NAMES,
+        "model.layers.{}.self_attn.q_proj": Placed(
+            "blk.{}.attn_q", rows=interleaved("num_attention_heads")
+        ),
+        "model.layers.{}.self_attn.k_proj": Placed(
+            "blk.{}.attn_k", rows=interleaved("num_key_value_heads")
+        ),
+    }
+)
+"""Of families whose GGUF files have the rotated pairs of q and k as neighbours."""

@@ -22,14 +22,7 @@ from invar.models.blocks import (
     output_logits,
 )
 from invar.models.experts import expert_counts, mixture
-from invar.models.hf import (
-    DECODER_KEYS,
-    DECODER_NAMES,
-    EXPERT_KEYS,
-    HFFamily,
-    Placed,
-    interleaved,
-)
+from invar.models.hf import DECODER_KEYS, EXPERT_KEYS, INTERLEAVED_NAMES, HFFamily
 from invar.models.metadata import ArchitectureKeys, ModelSource
 from invar.models.rope import rope_of, rotated_dimensions
 
@@ -38,17 +31,11 @@ HF = HFFamily(
     model_types=("llama", "mistral", "mixtral"),
     keys={**DECODER_KEYS, **EXPERT_KEYS, "attention.sliding_window": "sliding_window"},
     names={
-        **DECODER_NAMES,
+        **INTERLEAVED_NAMES,
         "model.layers.{}.block_sparse_moe.gate": "blk.{}.ffn_gate_inp",
         "model.layers.{}.block_sparse_moe.experts.{}.w1": "blk.{}.ffn_gate_exps",
         "model.layers.{}.block_sparse_moe.experts.{}.w3": "blk.{}.ffn_up_exps",
         "model.layers.{}.block_sparse_moe.experts.{}.w2": "blk.{}.ffn_down_exps",
-        "model.layers.{}.self_attn.q_proj": Placed(
-            "blk.{}.attn_q", rows=interleaved("num_attention_heads")
-        ),
-        "model.layers.{}.self_attn.k_proj": Placed(
-            "blk.{}.attn_k", rows=interleaved("num_key_value_heads")
-        ),
     },
 )
 

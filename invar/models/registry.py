@@ -7,19 +7,36 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from invar.graph.graph import Graph, GraphError
-from invar.models import gemma3, llama, qwen_moe
+from invar.models import gemma2, gemma3, granite, llama, olmo2, qwen, qwen_moe, smollm3
 from invar.models.hf import Config, HFFamily, HFSource
 from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import FACTORS_TENSOR
 from invar.weights.hf_directory import CONFIG
 
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
+    "gemma2": gemma2.build,
     "gemma3": gemma3.build,
+    "granite": granite.build,
     "llama": llama.build,
+    "olmo2": olmo2.build,
+    "qwen2": qwen.build_qwen2,
     "qwen2moe": qwen_moe.build_qwen2,
+    "qwen3": qwen.build_qwen3,
     "qwen3moe": qwen_moe.build_qwen3,
+    "smollm3": smollm3.build,
 }
-FAMILIES: tuple[HFFamily, ...] = (gemma3.HF, llama.HF, qwen_moe.HF_QWEN2, qwen_moe.HF_QWEN3)
+FAMILIES: tuple[HFFamily, ...] = (
+    gemma2.HF,
+    gemma3.HF,
+    granite.HF,
+    llama.HF,
+    olmo2.HF,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    qwen_moe.HF_QWEN2,
+    qwen_moe.HF_QWEN3,
+    smollm3.HF,
+)
 MODEL_TYPES: Mapping[str, HFFamily] = {
     model_type: family for family in FAMILIES for model_type in family.model_types
 }

@@ -1,0 +1,113 @@
+"""What nearly every decoder says of itself, and the parts of a layer that go with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from invar.graph.graph import CacheGroup, GraphBuilder, Rope, RopeStyle, Value
+from invar.models.blocks import (
+    head_counts,
+    head_size,
+    hidden_size,
+    layer_count,
+    linear,
+)
+from invar.models.metadata import ArchitectureKeys, ModelSource
+from invar.models.rope import rope_of, rotated_dimensions
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    attention_scale: float
+    context_length: int
+    rope: Rope
+
+    @classmethod
+    def read(cls, source: ModelSource, keys: ArchitectureKeys, style: RopeStyle) -> DecoderConfig:
+        layers, hidden = layer_count(source, keys), hidden_size(source, keys)
+        heads, kv_heads = head_counts(keys, layers)
+        head_dim = head_size(source, keys, hidden, heads, kv_heads)
+        return cls(
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
+            attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(head_dim),
+            context_length=keys.integer("context_length"),
+            rope=rope_of(source, keys, rotated_dimensions(keys, head_dim), style),
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer keeps its K and V."""
+
+    group: str
+    layer: int  # inside the group
+
+
+def cache_groups(
+    g: GraphBuilder, config: DecoderConfig, windows: Sequence[int | None]
+) -> list[Place]:
+    """Declares a group for the layers with a window and one for those that see all.
+
+    windows: of each layer, all of the same size. Returns the place of each.
+    """
+    kinds = ["full" if window is None else "window" for window in windows]
+    for name in sorted(set(kinds)):
+        window = windows[kinds.index(name)]
+        count = kinds.count(name)
+        g.cache_group(CacheGroup(name, count, config.kv_heads, config.head_dim, window))
+    return [Place(kind, kinds[:layer].count(kind)) for layer, kind in enumerate(kinds)]
+
+
+def projections(g: GraphBuilder, x: Value, block: str) -> tuple[Value, Value, Value]:
+    """q, k and v, with their biases if the model has some."""
+    q, k, v = (linear(g, x, f"{block}.attn_{part}") for part in "qkv")
+    return q, k, v
+
+
+def head_norms(
+    g: GraphBuilder, q: Value, k: Value, config: DecoderConfig, block: str
+) -> tuple[Value, Value]:
+    """q and k, every head normalised."""
+    return (
+        g.rms_norm(q, f"{block}.attn_q_norm.weight", config.norm_eps, config.heads),
+        g.rms_norm(k, f"{block}.attn_k_norm.weight", config.norm_eps, config.kv_heads),
+    )
+
+
+def attend(
+    g: GraphBuilder,
+    q: Value,
+    k: Value,
+    v: Value,
+    config: DecoderConfig,
+    place: Place,
+    *,
+    rope: Rope | None,
+    soft_cap: float | None = None,
+) -> Value:
+    """Rope (none: positions are left out), and attention."""
+    if rope is not None:
+        q, k = g.rope(q, config.heads, rope), g.rope(k, config.kv_heads, rope)
+    return g.attention(
+        q,
+        k,
+        v,
+        group=place.group,
+        layer=place.layer,
+        heads=config.heads,
+        scale=config.attention_scale,
+        soft_cap=soft_cap,
+    )

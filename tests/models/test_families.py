@@ -1,0 +1,141 @@
+"""Every dense family: logits of `transformers`, the same graph from GGUF, the contract, law 1."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backends.batches import Piece, make_runner, pages_for, poison, run
+from golden.families import FAMILIES, family_directory, family_golden, write_family_gguf
+from golden.tiny_models import TINY_MODELS, Golden, model_path
+
+from invar.backends.cpu.runner import CpuRunner
+from invar.graph.graph import ApplyRope, Graph, Op, RopeStyle
+from invar.graph.interpreter import Interpreter
+from invar.models.hf import HFSource
+from invar.models.registry import ARCHITECTURES, MODEL_TYPES, build, open_directory
+from invar.weights.gguf import GGUFFile
+
+# Both sides compute in double precision: 2^-52 times the few thousand additions behind a logit.
+DOUBLE_TOLERANCE = 1e-12
+# The backend against the contract: fp32 noise of some hundred additions, 6e-8 each, and now and
+# then a bf16 of attention that this noise moves by 2^-9 of itself.
+FP32_TOLERANCE = 1e-3
+
+
+@pytest.fixture(params=FAMILIES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@cache
+def source_of(name: str) -> HFSource:
+    return open_directory(family_directory(name))
+
+
+def interpreted(graph: Graph, source: Any, golden: Golden) -> np.ndarray:
+    interpreter = Interpreter(graph, source)
+    logits = interpreter.step(interpreter.new_sequence(), golden.token_ids)
+    return np.asarray(logits[golden.rows], np.float64)
+
+
+def difference(found: np.ndarray, golden: Golden) -> float:
+    return float(np.abs(found - golden.logits).max() / np.abs(golden.logits).max())
+
+
+def test_every_architecture_is_proved() -> None:
+    """A family that the registry has is in one of the lists of tiny models."""
+    proved = {source_of(name).family.architecture for name in FAMILIES}
+    for tiny in TINY_MODELS:
+        with GGUFFile(model_path(tiny)) as file:
+            proved.add(file.metadata["general.architecture"])
+    assert proved == set(ARCHITECTURES)
+    assert {family.architecture for family in MODEL_TYPES.values()} <= set(ARCHITECTURES)
+
+
+def test_logits_equal_those_of_transformers(name: str) -> None:
+    source, golden = source_of(name), family_golden(name)
+    assert difference(interpreted(build(source), source, golden), golden) < DOUBLE_TOLERANCE
+
+
+def test_the_gguf_form_is_the_same_model(name: str, tmp_path: Path) -> None:
+    """Graph and stored values are equal, so every backend computes the same bits from both."""
+    source = source_of(name)
+    with GGUFFile(write_family_gguf(name, tmp_path / "x.gguf")) as file:
+        assert set(file.tensors) == set(source.tensors)
+        for tensor in file.tensors:
+            np.testing.assert_array_equal(file.dequantize(tensor), source.dequantize(tensor))
+        assert build(file) == build(source)
+        golden = family_golden(name)
+        assert difference(interpreted(build(file), file, golden), golden) < DOUBLE_TOLERANCE
+
+
+def changed(op: Op) -> list[Op]:
+    """The operation with each of its numbers off by a thousandth, and its rope turned."""
+    found: list[Op] = []
+    for field in fields(op):
+        value = getattr(op, field.name)
+        if isinstance(value, float) and value:
+            factor = 2.0 if field.name == "eps" else 1.001
+            found.append(replace(op, **{field.name: value * factor}))
+    if isinstance(op, ApplyRope):
+        half = op.rope.style is RopeStyle.HALF
+        style = RopeStyle.INTERLEAVED if half else RopeStyle.HALF
+        faster = tuple(f * 1.001 for f in op.rope.inv_freq)
+        found += [replace(op, rope=replace(op.rope, style=style))]
+        found += [replace(op, rope=replace(op.rope, inv_freq=faster))]
+    return found
+
+
+def test_a_wrong_number_anywhere_shows(name: str) -> None:
+    source, golden = source_of(name), family_golden(name)
+    graph = build(source)
+    kinds: dict[Any, int] = {}
+    for place, op in enumerate(graph.ops):
+        kinds.setdefault((type(op), bool(getattr(op, "soft_cap", None))), place)
+    for place in kinds.values():
+        for wrong in changed(graph.ops[place]):
+            ops = (*graph.ops[:place], wrong, *graph.ops[place + 1 :])
+            found = interpreted(replace(graph, ops=ops), source, golden)
+            assert difference(found, golden) > 10 * DOUBLE_TOLERANCE, wrong
+
+
+# ---------------------------------------------------------------- on the CPU
+
+
+def runner_of(name: str, **options: Any) -> CpuRunner:
+    runner = make_runner(build(source_of(name)), source_of(name), **options)
+    poison(runner)
+    return runner
+
+
+def in_chunks(name: str, chunk: int, **options: Any) -> np.ndarray:
+    ids, runner = family_golden(name).token_ids, runner_of(name, **options)
+    for start in range(0, len(ids), chunk):
+        run(runner, Piece(ids[start : start + chunk], start, pages_for(len(ids), 2)))
+    return runner.logits(1)[0]
+
+
+def test_the_backend_keeps_the_contract(name: str) -> None:
+    ids, source = family_golden(name).token_ids, source_of(name)
+    interpreter = Interpreter(build(source), source, "contract")
+    expected = np.asarray(interpreter.step(interpreter.new_sequence(), ids)[-1])
+    found = in_chunks(name, len(ids))
+    assert np.abs(found - expected).max() < FP32_TOLERANCE * np.abs(expected).max()
+
+
+def test_chunks_decode_threads_and_strangers_change_no_bit(name: str) -> None:
+    ids = family_golden(name).token_ids
+    expected = in_chunks(name, len(ids), threads=1, isa="portable").tobytes()
+    for chunk in (1, 7, 32):
+        assert in_chunks(name, chunk, threads=2).tobytes() == expected
+    runner = runner_of(name, threads=3)
+    stranger, pages = ids[::-1], pages_for(len(ids), 4)
+    run(runner, Piece(stranger[:20], 0, pages_for(20)), Piece(ids[:-1], 0, pages))
+    last = Piece(ids[-1:], len(ids) - 1, pages)
+    run(runner, Piece(stranger[20:33], 20, [0, 1]), last, Piece(stranger[:9], 0, [7]))
+    assert runner.logits(3)[1].tobytes() == expected
