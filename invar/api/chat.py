@@ -17,7 +17,7 @@ from invar.api.limits import check_n
 from invar.api.logprobs import chat_logprobs, prompt_logprobs
 from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import Frames, answer
+from invar.api.streams import Frames, TextFrames, answer, events
 from invar.serving.choice import ChoiceDelta
 
 CHUNK = "chat.completion.chunk"
@@ -65,6 +65,9 @@ class ChatFrames(Frames):
         self._with_logprobs = bool(fields.logprobs)
         self._prompt_top = fields.prompt_logprobs or 0
         self._opened = False
+        # By choice; logprobs and usage make every chunk another one.
+        self._texts: dict[int, TextFrames] = {}
+        self._only_text = not (fields.logprobs or call.options.continuous_usage_stats)
 
     def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
         call, tokenizer = self._call, self._call.server.model.tokenizer
@@ -92,20 +95,29 @@ class ChatFrames(Frames):
         )
         return response
 
-    def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
-        frames = []
+    def deltas(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        written = b""
         if not self._opened:
             self._opened = True
-            for index in range(self._call.n):
-                frames.append(self._chunk(index, {"role": "assistant", "content": ""}))
+            role = {"role": "assistant", "content": ""}
+            written = events([self._chunk(index, role) for index in range(self._call.n)])
         self._call.usage.take(deltas)
         for delta in deltas:
-            if delta.text or (self._with_logprobs and delta.logprobs):
-                frames.append(self._chunk(delta.index, {"content": delta.text}, delta))
+            if delta.text or delta.logprobs:
+                written += self._content(delta)
             if delta.finish_reason is not None:
                 finish = finish_fields(delta.finish_reason, delta.stop_reason)
-                frames.append(self._chunk(delta.index, {}, finish=finish))
-        return frames
+                written += events([self._chunk(delta.index, {}, finish=finish)])
+        return written
+
+    def _content(self, delta: ChoiceDelta) -> bytes:
+        if not self._only_text:
+            return events([self._chunk(delta.index, {"content": delta.text}, delta)])
+        frames = self._texts.get(delta.index)
+        if frames is None:
+            chunk = self._chunk(delta.index, {"content": TextFrames.MARK})
+            frames = self._texts[delta.index] = TextFrames(chunk)
+        return frames.event(delta.text)
 
     async def closing(self) -> list[dict[str, Any]]:
         return self._call.closing(CHUNK)

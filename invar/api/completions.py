@@ -27,7 +27,7 @@ from invar.api.sampling import (
     wanted_tokens,
 )
 from invar.api.server import Server
-from invar.api.streams import Frames, answer
+from invar.api.streams import Frames, TextFrames, answer, events
 from invar.api.threads import beside_loop
 from invar.engine.door import ResolvedParams
 from invar.engine.request import TokenLogprobs
@@ -99,10 +99,14 @@ class CompletionWriter(Frames):
         self._tokenizer = call.server.model.tokenizer
         self._echoes = echoes
         self._unopened = set(range(len(self._echoes) * call.n))
+        # By choice; logprobs and usage make every chunk another one.
+        self._texts: dict[int, TextFrames] = {}
+        self._only_text = self._top is None and not call.options.continuous_usage_stats
 
     def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
         choices = []
         for one in answers:
+            self._take(one)
             choice = self._choice(one)
             if self._prompt_top is not None and one.prompt_logprobs is not None:
                 choice["prompt_logprobs"] = prompt_logprobs(
@@ -111,23 +115,32 @@ class CompletionWriter(Frames):
             choices.append(choice)
         return self._call.envelope(KIND, choices) | {"usage": self._call.usage.as_json()}
 
-    def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
-        return [
-            self._call.chunk(KIND, self._choice(delta))
-            for delta in deltas
-            if delta.text
-            or delta.finish_reason is not None
-            or delta.index in self._unopened
-            or (self._top is not None and delta.logprobs)
-        ]
+    def deltas(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        return b"".join(map(self._event, deltas))
+
+    def _event(self, delta: ChoiceDelta) -> bytes:
+        """The event of a choice; empty where there is nothing to tell."""
+        self._take(delta)
+        opens_or_ends = delta.index in self._unopened or delta.finish_reason is not None
+        if not (opens_or_ends or delta.text or delta.logprobs):
+            return b""
+        if opens_or_ends or not self._only_text:
+            return events([self._call.chunk(KIND, self._choice(delta))])
+        frames = self._texts.get(delta.index)
+        if frames is None:
+            chunk = self._call.chunk(KIND, self._choice(ChoiceDelta(delta.index, TextFrames.MARK)))
+            frames = self._texts[delta.index] = TextFrames(chunk)
+        return frames.event(delta.text)
 
     async def closing(self) -> list[dict[str, Any]]:
         return self._call.closing(KIND)
 
-    def _choice(self, delta: ChoiceDelta) -> dict[str, Any]:
+    def _take(self, delta: ChoiceDelta) -> None:
         if self._scores_only:
             self._take_scores(delta)
         self._call.usage.take([delta])
+
+    def _choice(self, delta: ChoiceDelta) -> dict[str, Any]:
         text, token_ids = delta.text, delta.token_ids
         entries: list[TokenLogprobs | None] = [*delta.logprobs]
         offsets = delta.token_offsets

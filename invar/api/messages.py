@@ -15,7 +15,7 @@ from invar.api.messages_input import CountFields, MessagesFields, chat_fields, p
 from invar.api.prompts import chat_prompt
 from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
-from invar.api.streams import Frames, answer, events
+from invar.api.streams import Frames, TextFrames, answer, events
 from invar.engine.request import FinishReason
 from invar.serving.choice import ChoiceDelta
 
@@ -45,6 +45,10 @@ async def count_tokens(server: Server, request: Request) -> Response:
     return json_response({"input_tokens": len(prompt)})
 
 
+TEXT = {"type": "text_delta", "text": TextFrames.MARK}
+TEXT_DELTAS = TextFrames({"type": "content_block_delta", "index": 0, "delta": TEXT})
+
+
 class MessageWriter(Frames):
     """The message, whole or as events. There is always one block of text, if only an empty one."""
 
@@ -63,22 +67,26 @@ class MessageWriter(Frames):
         content = [{"type": "text", "text": only.text, "citations": None}]
         return self._message(content) | self._stop(only)
 
-    def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
+    def deltas(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         self._call.usage.take(deltas)
-        frames: list[dict[str, Any]] = []
+        written = b""
         if not self._opened:
             self._opened = True
-            block = {"type": "text", "text": "", "citations": None}
-            frames.append({"type": "message_start", "message": self._message([])})
-            frames.append({"type": "content_block_start", "index": 0, "content_block": block})
-            frames.append({"type": "ping"})
+            written = events(self._opening())
         for delta in deltas:
             if delta.text:
-                text = {"type": "text_delta", "text": delta.text}
-                frames.append({"type": "content_block_delta", "index": 0, "delta": text})
+                written += TEXT_DELTAS.event(delta.text)
             if delta.finish_reason is not None:
                 self._end = self._stop(delta)
-        return frames
+        return written
+
+    def _opening(self) -> list[dict[str, Any]]:
+        block = {"type": "text", "text": "", "citations": None}
+        return [
+            {"type": "message_start", "message": self._message([])},
+            {"type": "content_block_start", "index": 0, "content_block": block},
+            {"type": "ping"},
+        ]
 
     async def closing(self) -> list[dict[str, Any]]:
         return [

@@ -11,7 +11,7 @@ from invar.api.errors import ApiError
 from invar.api.logprobs import chat_logprobs
 from invar.api.response_store import KeptResponses
 from invar.api.responses_input import ResponsesFields
-from invar.api.streams import Frames
+from invar.api.streams import Frames, events
 from invar.engine.request import FinishReason
 from invar.serving.choice import ChoiceDelta
 
@@ -58,7 +58,7 @@ class ResponseWriter(Frames):
         # What could not be kept says so.
         return answer | {"store": await keeper.kept.store.put(keeper.owner, answer, keeper.items)}
 
-    def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:
+    def deltas(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         frames: list[dict[str, Any]] = []
         if not self._opened:
             self._opened = True
@@ -75,7 +75,7 @@ class ResponseWriter(Frames):
             if delta.text or logprobs:
                 kind = "response.output_text.delta"
                 frames.append(self._of_part(kind, delta=delta.text, logprobs=logprobs))
-        return frames
+        return events(frames)
 
     async def closing(self) -> list[dict[str, Any]]:
         response = await self.kept(self._whole())

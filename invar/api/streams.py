@@ -1,4 +1,9 @@
-"""Server-sent events as raw ASGI: clients that leave, that do not read, or whose time is over."""
+"""Server-sent events as raw ASGI: clients that leave, that do not read, or whose time is over.
+
+What begins and ends an answer goes through the task of its request. What comes between, a token or
+two a step, is written from the engine's report itself while nothing is in its way: to wake a task
+through all the layers around it costs more than all else that is done for a token.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import dataclasses
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -27,8 +32,8 @@ from invar.api.errors import (
     shutting_down,
 )
 from invar.api.frame import RECORD, REQUEST_ID, STREAM_TYPE
-from invar.api.protocol import ABORT
-from invar.api.threads import beside_loop
+from invar.api.protocol import CONNECTION, Connection
+from invar.api.threads import INLINE_ITEMS, beside_loop
 from invar.serving.choice import ChoiceDelta
 
 logger = logging.getLogger("invar.api")
@@ -102,7 +107,8 @@ class Frames(ABC):
         return answer
 
     @abstractmethod
-    def deltas(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]: ...
+    def deltas(self, deltas: Sequence[ChoiceDelta]) -> bytes:
+        """Events."""
 
     @abstractmethod
     async def closing(self) -> list[dict[str, Any]]: ...
@@ -128,12 +134,14 @@ class EventStream(Response):
         self._started = False
         self._ended = False
         self._writing = asyncio.Lock()
+        self._broken: Exception | None = None  # what went wrong outside the task
         self._blocked_since: float | None = None  # in a send that has not returned
         self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._send = scope, send
-        guard = asyncio.create_task(self._guard(scope.get(ABORT)))
+        self._connection: Connection | None = scope.get(CONNECTION)
+        guard = asyncio.create_task(self._guard())
         try:
             async with Watch(receive, self._call) as watch:
                 await self._stream(watch)
@@ -146,15 +154,18 @@ class EventStream(Response):
             guard.cancel()
 
     async def _stream(self, watch: Watch) -> None:
+        self._call.generation.direct = self._write_now
         async for deltas in self._call.generation:
             if watch.left:
                 return
+            if self._broken is not None:
+                raise self._broken
             error = first_error(deltas)
             if error is not None:
                 await self._fail(error, [without_end(delta) for delta in deltas])
                 return
             self._call.ticket.take(deltas)
-            data = await beside_loop(items(deltas), partial(self._written, deltas))
+            data = await beside_loop(items(deltas), partial(self._frames.deltas, deltas))
             if data:
                 await self._write(data)
         if watch.expired:
@@ -169,15 +180,33 @@ class EventStream(Response):
         """No [DONE] behind it: a simple client would take the answer for complete."""
         if not self._started:
             raise error
-        await self._write(self._written(deltas) + self._error_event(error), more=False)
+        await self._write(self._frames.deltas(deltas) + self._error_event(error), more=False)
 
     def _error_event(self, error: ApiError) -> bytes:
         self._scope[RECORD].error = error.label
         own = events(self._frames.failed(error))
         return own or error.event(self._scope["path"], self._scope.get(REQUEST_ID, ""))
 
-    def _written(self, deltas: Sequence[ChoiceDelta]) -> bytes:
-        return events(self._frames.deltas(deltas))
+    def _write_now(self, deltas: Sequence[ChoiceDelta]) -> bool:
+        """Writes some more of the answer; False if that is not all there is to do, or cannot be
+        done now: then it is up to the task."""
+        connection = self._connection
+        if not self._started or self._writing.locked():
+            return False
+        if connection is None or not connection.takes_part:
+            return False
+        if any(delta.ended for delta in deltas) or items(deltas) > INLINE_ITEMS:
+            return False
+        self._call.ticket.take(deltas)
+        try:
+            data = self._frames.deltas(deltas)
+        except Exception as error:
+            self._broken = error
+            return False
+        if data:
+            connection.write_part(data)
+            self._last_sent = time.monotonic()
+        return True
 
     async def _write(self, data: bytes, more: bool = True) -> None:
         async with self._writing:
@@ -191,7 +220,7 @@ class EventStream(Response):
             await self._send(body(data, more))
             self._blocked_since, self._last_sent = None, time.monotonic()
 
-    async def _guard(self, abort: Callable[[], None] | None) -> None:
+    async def _guard(self) -> None:
         """Says that it is alive where nothing is sent, and ends what nobody reads."""
         limits = self._limits
         times = [limits.keep_alive_s or GUARD_PERIOD_S, limits.stall_timeout_s, 2 * GUARD_PERIOD_S]
@@ -201,14 +230,14 @@ class EventStream(Response):
             if self._blocked_since is not None:
                 unread = self._call.generation.unread_bytes
                 stalled = now - self._blocked_since > limits.stall_timeout_s
-                if (stalled or unread > limits.unread_bytes) and abort is not None:
+                if (stalled or unread > limits.unread_bytes) and self._connection is not None:
                     logger.warning(
                         "request %s: its client has not read for %.0f s, %d bytes wait",
                         self._scope.get(REQUEST_ID, ""),
                         now - self._blocked_since,
                         unread,
                     )
-                    abort()  # which is a disconnect like any other
+                    self._connection.abort()  # which is a disconnect like any other
                     return
             elif limits.keep_alive_s and now - self._last_sent >= limits.keep_alive_s:
                 await self._write(self._keep_alive)
@@ -228,6 +257,19 @@ def event(data: bytes, name: str | None = None) -> bytes:
 
 def events(frames: Sequence[dict[str, Any]]) -> bytes:
     return b"".join(event(msgspec.json.encode(frame), frame.get("type")) for frame in frames)
+
+
+class TextFrames:
+    """Frames of an answer that differ in a text alone: what stands around it is encoded once."""
+
+    MARK = "\0text"  # no name or id holds a NUL
+
+    def __init__(self, frame: dict[str, Any]) -> None:
+        """``frame`` has `MARK` where the text is to be."""
+        self._before, _, self._after = events([frame]).partition(msgspec.json.encode(self.MARK))
+
+    def event(self, text: str) -> bytes:
+        return b"%b%b%b" % (self._before, msgspec.json.encode(text), self._after)
 
 
 def body(data: bytes, more: bool = True) -> Message:

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,7 +45,7 @@ class ChoiceRequest:
     named_stop_ids: frozenset[int] = frozenset()
 
 
-@dataclass
+@dataclass(slots=True)
 class _Live:
     """An engine request in flight and the clock of its tokens (monotonic seconds)."""
 
@@ -77,12 +77,25 @@ class _Live:
         )
 
 
-@dataclass(eq=False)
+@dataclass(slots=True)
+class _StepNews:
+    """What a report brought, added up: the rest of a step's work is done once for all streams."""
+
+    now: float  # monotonic seconds
+    tokens: int = 0
+    gaps: dict[float, int] = field(default_factory=dict)  # seconds → tokens that came after it
+    generations: dict[Generation, None] = field(default_factory=dict)  # in their order
+
+
+@dataclass(eq=False, slots=True)
 class Generation:
     """The answer to one call, all its choices together.
 
     Iterating gives lists of deltas, at most one per choice: whatever has come since the last look.
     The caller must ``cancel()`` when it stops before the end; cancelling twice does nothing.
+
+    While the iterator waits, news go to ``direct`` first, where there is one: if that says True,
+    they are dealt with and the iterator's task sleeps on. It must not raise.
     """
 
     id: str  # unique in this process and, by its random part, beyond it
@@ -90,6 +103,8 @@ class Generation:
     _unfinished: set[str] = field(default_factory=set)
     _pending: dict[int, ChoiceDelta] = field(default_factory=dict)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    direct: Callable[[list[ChoiceDelta]], bool] | None = None
+    _waiting: bool = False  # the iterator, for news
     _open: int = 0  # choices that have not ended
     _longest: int = 0  # tokens of one that has
 
@@ -106,11 +121,14 @@ class Generation:
     async def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]:
         try:
             while self._pending or self._unfinished:
+                self._waiting = not self._pending
                 await self._news.wait()
+                self._waiting = False
                 self._news.clear()
-                pending, self._pending = self._pending, {}
-                if pending:
-                    yield [pending[index] for index in sorted(pending)]
+                deltas = self._in_order()
+                self._pending.clear()
+                if deltas:
+                    yield deltas
         finally:
             self.cancel()
 
@@ -127,7 +145,18 @@ class Generation:
             self._pending[delta.index] = delta
         if delta.finish_reason is not None:
             self._unfinished.discard(request_id)
-        self._news.set()
+
+    def tell(self) -> None:
+        """What was put is all for now."""
+        if self._waiting and self.direct is not None and self.direct(self._in_order()):
+            self._pending.clear()
+        else:
+            self._waiting = False
+            self._news.set()
+
+    def _in_order(self) -> list[ChoiceDelta]:
+        pending = self._pending
+        return [pending[index] for index in sorted(pending)]
 
 
 class AsyncEngine:
@@ -231,13 +260,19 @@ class AsyncEngine:
         self._metrics.observe_report(report.stats)
         for request_id, reason in report.refused.items():
             self._refuse(request_id, reason)
-        stops = []
+        news, stops = _StepNews(time.monotonic()), []
         for output in report.outputs:
             live = self._live.get(output.request_id)
-            if live is not None and self._take(live, output):
+            if live is not None and self._take(live, output, news):
                 stops.append(output.request_id)
         if stops:
             self._port.send(Abort(tuple(stops)))
+        if news.tokens:
+            self._metrics.observe_tokens(news.tokens)
+        for gap, tokens in news.gaps.items():
+            self._metrics.observe_gap(gap, tokens)
+        for generation in news.generations:
+            generation.tell()
 
     def _refuse(self, request_id: str, reason: str) -> None:
         live = self._live.get(request_id)
@@ -246,8 +281,8 @@ class AsyncEngine:
             delta.refused = True
             self._end(live, delta)
 
-    def _take(self, live: _Live, output: EngineOutput) -> bool:
-        """Passes an output on; returns whether the engine must be told to stop."""
+    def _take(self, live: _Live, output: EngineOutput, news: _StepNews) -> bool:
+        """Puts an output where it belongs; returns whether the engine must be told to stop."""
         if live.received:  # what an engine that resumed it says once more
             output.cached_tokens = output.prompt_logprobs = None
         live.received += output.token_ids
@@ -256,30 +291,35 @@ class AsyncEngine:
         except Exception as error:
             # Text that cannot be assembled is the fault of this request alone.
             delta, stop_engine = failed_delta(live.choice, f"text assembly failed: {error}"), True
-        self._observe_tokens(live, output, len(delta.token_ids))
+        self._observe_tokens(live, output, len(delta.token_ids), news)
         if delta.finish_reason is not None:
             del self._live[live.request.id]
             self._observe_end(live, delta.finish_reason)
         live.generation.put(live.request.id, delta)
+        news.generations[live.generation] = None
         return stop_engine
 
-    def _observe_tokens(self, live: _Live, output: EngineOutput, tokens: int) -> None:
+    def _observe_tokens(
+        self, live: _Live, output: EngineOutput, tokens: int, news: _StepNews
+    ) -> None:
         if live.first_scheduled is None:
             live.first_scheduled = output.timing.get("first_scheduled")
         if not tokens:
             return
-        live.preemptions = int(output.timing.get("preemptions", live.preemptions))
-        now = time.monotonic()
+        if output.timing:
+            live.preemptions = int(output.timing.get("preemptions", live.preemptions))
+        now = news.now
         if live.last_token is None:
             live.first_token, live.cached_tokens = now, output.cached_tokens or 0
             self._metrics.observe_first_token(
                 now - live.arrival, len(live.request.prompt_token_ids), live.cached_tokens
             )
         else:
-            self._metrics.observe_gap((now - live.last_token) / tokens, tokens)
+            gap = (now - live.last_token) / tokens
+            news.gaps[gap] = news.gaps.get(gap, 0) + tokens
         live.last_token = now
         live.tokens += tokens
-        self._metrics.observe_tokens(tokens)
+        news.tokens += tokens
 
     def _observe_end(self, live: _Live, reason: str) -> None:
         self._metrics.observe_end(
@@ -316,6 +356,7 @@ class AsyncEngine:
         del self._live[live.request.id]
         self._observe_end(live, "error")
         live.generation.put(live.request.id, delta)
+        live.generation.tell()
 
     def _end_all(self, reason: str) -> None:
         self.fatal, self.status = reason, "dead"

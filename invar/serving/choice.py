@@ -31,7 +31,7 @@ class Assembler(Protocol):
     def finish(self) -> TextDelta: ...
 
 
-@dataclass
+@dataclass(slots=True)
 class ChoiceDelta:
     """What is new for one choice since the last look."""
 
@@ -48,8 +48,14 @@ class ChoiceDelta:
     cached_tokens: int | None = None  # of the prompt, found computed; with the first token
 
     @property
+    def ended(self) -> bool:
+        return self.finish_reason is not None or self.error is not None
+
+    @property
     def items(self) -> int:
         """Tokens and alternatives in it: how long writing it down takes."""
+        if not self.logprobs and not self.prompt_logprobs:
+            return len(self.token_ids)
         scored = [*self.logprobs[-1:], *(self.prompt_logprobs or ())[-1:]]
         alternatives = max((len(one.top_ids) for one in scored if one is not None), default=0)
         positions = len(self.logprobs) + len(self.prompt_logprobs or ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 
 from invar.text.tokenizer import Tokenizer
 
@@ -22,18 +22,25 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._strips_space = at_start and tokenizer.strips_leading_space
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._incomplete = b""  # the beginning of a character
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; raises TokenizerError for an id out of range."""
-        data = self._tokenizer.visible_bytes(
-            token_id, skip_special_tokens=self._skip_special_tokens
-        )
+        if self._skip_special_tokens:
+            data = self._tokenizer.token_bytes(token_id)
+        else:
+            data = self._tokenizer.visible_bytes(token_id, skip_special_tokens=False)
         if self._strips_space and data:
             self._strips_space = False
             data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        return self._decode(data, False)
 
     def flush(self) -> str:
         """One U+FFFD if the answer ended inside a character, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", True)
+
+    def _decode(self, data: bytes, final: bool) -> str:
+        data = self._incomplete + data
+        text, length = utf_8_decode(data, "replace", final)
+        self._incomplete = data[length:]
+        return text

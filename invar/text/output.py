@@ -10,7 +10,7 @@ from invar.text.stop import StopStrings
 from invar.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TextDelta:
     """What a group of tokens added to an answer.
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from invar.api.chat import ChatFrames
+from invar.api.protocol import Connection
+from invar.api.streams import TextFrames
+from invar.api.streams import events as encoded
 from invar.engine.request import EngineRequest
+from invar.serving.choice import ChoiceDelta
 
 from .scripted import RunningServer, Script, Step, endless, events, running, says, token
+from .test_disconnects import wait_for
 
 EMOJI = [bytes([b]) for b in "🙂".encode()]
 KANJI = [bytes([b]) for b in "漢".encode()]
@@ -224,3 +233,77 @@ def test_an_empty_answer_still_opens_and_ends() -> None:
         found = chunks(server)
         assert [c["choices"][0]["finish_reason"] for c in found] == [None, "stop"]
         assert plain_text(server) == ("", "stop", None)
+
+
+def test_a_text_frame_is_the_frame_with_the_text_in_it() -> None:
+    for text in ("Hello", '"\\', "\n\t\0", "🙂\u2028", TextFrames.MARK, "</script>"):
+        for name in ({}, {"type": "delta"}):
+            frame = [{**name, "id": "a", "delta": {"text": text}, "end": None}]
+            marked = {**name, "id": "a", "delta": {"text": TextFrames.MARK}, "end": None}
+            assert TextFrames(marked).event(text) == encoded(frame)
+
+
+def test_tokens_are_written_without_their_task_and_say_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts: list[bytes] = []
+    write = Connection.write_part
+
+    def counted(connection: Connection, data: bytes) -> None:
+        parts.append(data)
+        write(connection, data)
+
+    pieces = ["Hello", *EMOJI, " world", '"', "!"]
+    with running(slowly(*pieces)) as server:
+        monkeypatch.setattr(Connection, "write_part", counted)
+        direct = [events(server.chat(stream=True, n=2)), events(server.complete(stream=True, n=2))]
+        assert len(parts) >= 4
+        monkeypatch.setattr(Connection, "takes_part", False)
+        before = len(parts)
+        by_task = [events(server.chat(stream=True, n=2)), events(server.complete(stream=True, n=2))]
+        assert len(parts) == before
+    for one, other in zip(direct, by_task, strict=True):
+        assert texts(one) == texts(other) == {0: 'Hello🙂 world"!', 1: 'Hello🙂 world"!'}
+        assert {bare(event) for event in one} == {bare(event) for event in other}
+
+
+def texts(data: list[str]) -> dict[int, str]:
+    """Those of the choices of a stream."""
+    found: dict[int, str] = defaultdict(str)
+    for chunk in map(json.loads, data[:-1]):
+        for choice in chunk["choices"]:
+            found[choice["index"]] += choice.get("text", choice.get("delta", {}).get("content", ""))
+    return found
+
+
+def bare(event: str) -> str:
+    """Without what differs between calls, and between readers."""
+    return re.sub(r'"(id|created|text|content)":("(\\.|[^"\\])*"|\d+)', "", event)
+
+
+def slowly(*pieces: str | bytes) -> Script:
+    """So that every step finds its reader waiting."""
+
+    def script(request: EngineRequest) -> Iterator[Step]:
+        for piece in pieces:
+            time.sleep(0.02)
+            yield [token(piece)]
+
+    return script
+
+
+def test_a_fault_outside_the_task_ends_its_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = ChatFrames._content
+
+    def faulty(frames: ChatFrames, delta: ChoiceDelta) -> bytes:
+        if "zz" in delta.text:
+            raise RuntimeError("a fault in the frames")
+        return content(frames, delta)
+
+    monkeypatch.setattr(ChatFrames, "_content", faulty)
+    with running(slowly("Hello", "zz", "!")) as server:
+        *_, text, error = events(server.chat(stream=True))
+        assert "Hello" in text
+        assert json.loads(error)["error"]["type"] == "server_error"
+        assert server.complete(stream=True).text.endswith("data: [DONE]\n\n")
+        wait_for(server.idle)

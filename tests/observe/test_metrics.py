@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from invar.observe import catalogue
 from invar.observe.catalogue import METRICS
-from invar.observe.metrics import MAX_NAMES, Metrics
+from invar.observe.metrics import MAX_NAMES, CountedHistogram, Metrics
 
 from .exposed import samples
 
@@ -206,3 +207,20 @@ def test_any_process_answers_for_all(processes: list[Process], tmp_path: Path) -
         assert found[f"vllm:num_requests_running{{{model}}}"] == 1
         assert found[f"invar:engine_starts_total{{{model}}}"] == 2
         process.kill()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.002, 0.0123, 1e6])
+def test_many_equal_gaps_count_as_so_many(seconds: float) -> None:
+    registry = CollectorRegistry()
+    histograms = [
+        CountedHistogram(name, name, buckets=(0.002, 0.1), registry=registry)
+        for name in ("many", "each")
+    ]
+    histograms[0].observe_many(seconds, 3)
+    for _ in range(3):
+        histograms[1].observe(seconds)
+    many, each = (
+        {(s.name.split("_")[-1], s.labels.get("le")): s.value for s in metric.samples}
+        for metric in registry.collect()
+    )
+    assert many == pytest.approx(each)
