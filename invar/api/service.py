@@ -66,11 +66,14 @@ async def health(server: Server, request: Request) -> Response:
 
 
 async def ready(server: Server, request: Request) -> Response:
-    """Takes new requests: the engine is loaded, the queue has room, nothing is shutting down."""
+    """Takes new requests, and will answer them: the engine is loaded and watched over, the queue
+    has room, nothing is shutting down."""
     if server.draining:
         raise shutting_down()
     if server.engine.status != "ready":
         raise not_ready(server.engine.status)
+    if not server.engine.is_watched:
+        raise not_ready("not watched, since the main process stands still")
     if server.admission.is_full:
         raise queue_full(1)
     return json_response({"status": "ready"})

@@ -183,6 +183,11 @@ class AsyncEngine:
         """Engine requests in flight."""
         return len(self._live)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether requests would go on if the engine died now."""
+        return self._port.is_watched()
+
     async def start(self) -> None:
         self._port.start(self._deliver)
 

@@ -24,6 +24,9 @@ from invar.serving.messages import (
 )
 from invar.serving.shared_page import SharedPage
 
+# The supervisor looks at the engine ten times a second.
+WATCH_LIMIT_S = 5.0
+
 
 class EngineClient:
     """An ``EnginePort`` to the engine process that a supervisor keeps up.
@@ -55,6 +58,9 @@ class EngineClient:
             self._in_flight.difference_update(command.request_ids)
         self._note_in_flight()
         self._engine.send(encode(command))
+
+    def is_watched(self) -> bool:
+        return self._page is None or self._page.unwatched_s < WATCH_LIMIT_S
 
     async def close(self) -> None:
         for socket in (self._control, self._engine):

@@ -142,6 +142,9 @@ class EnginePort(Protocol):
         """Returns at once; a command is obeyed before the next step. While no engine is up,
         commands go nowhere: what matters of them is in the ``Resume`` to the next one."""
 
+    def is_watched(self) -> bool:
+        """Whether there is somebody who would start another engine if this one died."""
+
     async def close(self) -> None:
         """Lets go of the engine; nothing is delivered any more."""
 

@@ -10,6 +10,7 @@ writer was killed. Words lie in cache lines of their own:
 | 128 …           | rounds of the engine's loop                       | the engine's loop      |
 | 192 …           | trials passed (`quarantine.py`)                   | the engine's loop      |
 | 256 …           | which of the two lists of ids holds               | the engine's loop      |
+| 320 …           | when the engine was last looked at, monotonic ns  | the supervisor         |
 | 512 … 1024      | requests in flight, a word per HTTP process       | that HTTP process      |
 | 4096 …          | two lists of ids, each with its length before it  | the engine's loop      |
 """
@@ -17,6 +18,7 @@ writer was killed. Words lie in cache lines of their own:
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -92,6 +94,15 @@ class SharedPage:
     def advance(self) -> tuple[int, int]:
         """Differs from what it was as soon as anything has been done."""
         return int(self._words[LINE]), int(self._words[2 * LINE])
+
+    def note_look(self) -> None:
+        """The supervisor sees to the engine."""
+        self._words[5 * LINE] = time.monotonic_ns()
+
+    @property
+    def unwatched_s(self) -> float:
+        """Seconds since the supervisor last saw to the engine."""
+        return (time.monotonic_ns() - int(self._words[5 * LINE])) / 1e9
 
     def set_in_flight(self, client: int, count: int) -> None:
         self._in_flight[client] = count

@@ -291,6 +291,7 @@ class EngineProcess:
 
     def trouble(self) -> str | None:
         """What is wrong with it, if anything."""
+        self.page.note_look()
         code = self.process.poll()
         if code is not None:
             return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"

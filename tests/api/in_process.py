@@ -38,6 +38,9 @@ class ThreadPort:
     def send(self, command: Command) -> None:
         self._inbox.put(command)
 
+    def is_watched(self) -> bool:
+        return True
+
     async def close(self) -> None:
         await asyncio.to_thread(self.stop)
 

@@ -163,6 +163,29 @@ def serves(process: psutil.Process) -> bool:
     return any(one.status == psutil.CONN_ESTABLISHED for one in process.net_connections("tcp"))
 
 
+def test_a_server_whose_main_process_stands_still_serves_and_is_not_ready() -> None:
+    with tiny_server("--api-server-count", "2") as server:
+        expected = stream(server.url, 1)
+        os.kill(server.process.pid, signal.SIGSTOP)
+        end = time.monotonic() + 30
+        while is_ready(server.url):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        answer = httpx.get(f"{server.url}/ready", timeout=30)
+        assert "not watched" in answer.json()["error"]["message"]
+        assert stream(server.url, 1) == expected
+        # An engine that dies meanwhile is replaced when somebody looks again.
+        engine_of(server).kill()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(stream, server.url, 1)
+            time.sleep(0.5)
+            os.kill(server.process.pid, signal.SIGCONT)
+            assert waiting.result(60) == expected
+        while not is_ready(server.url):
+            assert time.monotonic() < end + 30
+            time.sleep(0.1)
+
+
 def test_everything_ends_with_the_main_process() -> None:
     with tiny_server() as server:
         engine = engine_of(server)
