@@ -14,7 +14,7 @@ from invar.api.calls import Call, json_response
 from invar.api.errors import ApiError, bad_request, internal
 from invar.api.frame import TICKET
 from invar.api.refusals import cannot
-from invar.api.response_store import Kept, KeptResponses
+from invar.api.response_store import InBackground, Kept, KeptResponses
 from invar.api.response_writer import ResponseWriter
 from invar.api.sampling import owner_of
 from invar.api.server import Server
@@ -81,9 +81,11 @@ async def get_response(server: Server, request: Request) -> Response:
 
 
 async def delete_response(server: Server, request: Request) -> Response:
-    name = request.path_params["id"]
-    if not await kept_here(server).store.delete(owner_of(request), name):
+    """Also of one that still runs: then it is cancelled."""
+    name, kept = request.path_params["id"], kept_here(server)
+    if not await kept.store.delete(owner_of(request), name):
         raise not_found()
+    kept.stop(name)
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
@@ -92,9 +94,9 @@ async def cancel_response(server: Server, request: Request) -> Response:
     if not kept.response["background"]:
         raise bad_request("Only a response with background: true can be cancelled.", "response_id")
     if kept.running:
-        # Whoever runs it, here or in another process, sees at its next beat that it has ended.
         cancelled = kept.response | {"status": "cancelled"}
         if await kept_here(server).store.finish(owner_of(request), cancelled):
+            kept_here(server).stop(kept.id)
             return json_response(cancelled)
         kept = await find(server, request)
     return json_response(kept.response)
@@ -141,7 +143,7 @@ async def run_in_background(request: Request, call: Call, writer: ResponseWriter
     del request.scope[TICKET]  # which is closed when the answer is there, not with this request
     running = keeper.kept.running
     task = asyncio.create_task(take_in(call, writer))
-    running[call.id] = task
+    running[call.id] = InBackground(task, call.generation.cancel)
     task.add_done_callback(lambda _: running.pop(call.id, None))
     return response
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from invar.api.errors import ApiError
 from invar.private_folder import make_private
 
 logger = logging.getLogger("invar.api")
@@ -182,7 +183,7 @@ class ResponseStore:
             sql = "UPDATE responses SET used = ? WHERE id = ? AND running"
             return changed(db, sql, (time.time(), response_id))
 
-        return await self._run(work)
+        return await self._write(work, if_it_fails=True)
 
     async def get(self, owner: str, response_id: str) -> Kept | None:
         return await self._run(lambda db: self._read(db, owner, response_id))
@@ -214,7 +215,10 @@ class ResponseStore:
     async def delete(self, owner: str, response_id: str) -> bool:
         def work(db: sqlite3.Connection) -> bool:
             sql = "DELETE FROM responses WHERE id = ? AND owner = ?"
-            return changed(db, sql, (response_id, owner))
+            found = changed(db, sql, (response_id, owner))
+            if found:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # its text is in the log too
+            return found
 
         return await self._run(work)
 
@@ -234,32 +238,60 @@ class ResponseStore:
             return None
         name, previous, items, response, used, running = found
         if not running:
-            db.execute("UPDATE responses SET used = ? WHERE id = ?", (now, response_id))
+            sql = "UPDATE responses SET used = ? WHERE id = ?"
+            self._guarded(lambda db: changed(db, sql, (now, response_id)), db, False)
         decode = msgspec.json.decode
         return Kept(name, previous, decode(items), decode(response), used, bool(running))
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: work(self._db)
-        )
+        """Raises a 503 where the file cannot be read or written."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, lambda: work(self._db))
+        except sqlite3.Error as error:
+            logger.error("responses cannot be reached in %s: %s", self.path, error)
+            raise store_failed() from None
 
-    async def _write(self, work: Callable[[sqlite3.Connection], bool]) -> bool:
+    async def _write(
+        self, work: Callable[[sqlite3.Connection], bool], *, if_it_fails: bool = False
+    ) -> bool:
         """An answer is worth more than its being kept: a failing disk costs a line in the log."""
+        return await self._run(lambda db: self._guarded(work, db, if_it_fails))
 
-        def guarded(db: sqlite3.Connection) -> bool:
-            try:
-                return work(db)
-            except sqlite3.Error as error:
-                logger.error("a response could not be kept in %s: %s", self.path, error)
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                return False
-
-        return await self._run(guarded)
+    def _guarded(
+        self,
+        work: Callable[[sqlite3.Connection], bool],
+        db: sqlite3.Connection,
+        if_it_fails: bool,
+    ) -> bool:
+        try:
+            return work(db)
+        except sqlite3.Error as error:
+            logger.error("a response could not be kept in %s: %s", self.path, error)
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            return if_it_fails
 
 
 def changed(db: sqlite3.Connection, sql: str, values: tuple[object, ...]) -> bool:
     return db.execute(sql, values).rowcount > 0
+
+
+def store_failed() -> ApiError:
+    return ApiError(
+        503,
+        "The responses that are kept cannot be reached now.",
+        type="server_error",
+        code="response_store_failed",
+    )
+
+
+@dataclass(frozen=True)
+class InBackground:
+    """A response that is computed while nobody waits for it."""
+
+    task: asyncio.Task[None]
+    cancel: Callable[[], None]
 
 
 @dataclass
@@ -267,8 +299,15 @@ class KeptResponses:
     """The store, and the background responses that run in this process."""
 
     store: ResponseStore
-    running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    running: dict[str, InBackground] = field(default_factory=dict)
+
+    def stop(self, response_id: str) -> None:
+        """One that has been cancelled or deleted; another process sees it at its next beat."""
+        one = self.running.get(response_id)
+        if one is not None:
+            one.cancel()
 
     async def close(self) -> None:
-        await asyncio.gather(*self.running.values(), return_exceptions=True)
+        tasks = [one.task for one in self.running.values()]
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.store.close()

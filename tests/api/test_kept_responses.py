@@ -176,8 +176,8 @@ def test_a_background_response_that_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["cancel", "delete"])
 def test_a_background_response_is_cancelled(how: str, tmp_path: Path) -> None:
-    with keeping(endless(), tmp_path, max_model_len=10**6) as server:
-        begun = send(server, background=True).json()
+    with keeping(endless(pause_s=0.02), tmp_path, max_model_len=10**6) as server:
+        begun = send(server, background=True, input="Q9 Q9 Q9").json()
         path = f"/v1/responses/{begun['id']}"
         refused = error_of(send(server, previous_response_id=begun["id"]))
         assert "not ended" in refused["message"]
@@ -187,7 +187,14 @@ def test_a_background_response_is_cancelled(how: str, tmp_path: Path) -> None:
             assert server.http.post(path + "/cancel").json()["status"] == "cancelled"
         else:
             assert server.http.delete(path).json()["deleted"] is True
+        steps = server.engine.steps
         assert server.idle(10)
+        assert server.engine.steps - steps <= 4
+        if how == "delete":
+            assert server.http.get(path).status_code == 404
+            for file in tmp_path.iterdir():
+                assert b"Q9 Q9" not in file.read_bytes()
+                assert begun["id"].encode() not in file.read_bytes()
 
 
 def test_the_end_of_the_server_ends_background_responses(tmp_path: Path) -> None:
@@ -356,3 +363,30 @@ def test_a_disk_that_fails_costs_no_answer(tmp_path: Path) -> None:
         body = send(server).json()
         assert body["store"] is False
         assert text_of(body) == "Hello"
+        for fields in ({"background": True}, {"previous_response_id": body["id"]}):
+            assert send(server, **fields).status_code == 503
+        for method in ("GET", "DELETE"):
+            answer = server.http.request(method, f"/v1/responses/{body['id']}")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "response_store_failed"
+
+
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """What was kept can be read and deleted; what runs goes on."""
+    with keeping(endless(pause_s=0.02), tmp_path, max_model_len=10**6) as server:
+        assert server.server.responses is not None
+        store = server.server.responses.store
+        first = send(server, max_output_tokens=3).json()
+        begun = send(server, background=True).json()
+        asyncio.run(store._run(lambda db: db.execute("PRAGMA max_page_count = 1").fetchone()))
+        for _ in range(20):  # until the pages that are there are full
+            body = send(server, max_output_tokens=2, input="x" * 200).json()
+        assert body["store"] is False
+        assert send(server, input="x" * 5000, background=True).status_code == 503
+        path = f"/v1/responses/{begun['id']}"
+        assert server.http.get(path).json()["status"] == "in_progress"
+        assert server.engine.running
+        assert server.http.get(f"/v1/responses/{first['id']}").json() == first
+        for name in (first["id"], begun["id"]):
+            assert server.http.delete(f"/v1/responses/{name}").json()["deleted"] is True
+        assert server.idle(10)
