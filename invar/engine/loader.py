@@ -24,7 +24,7 @@ from invar.engine.model_files import (
 from invar.engine.page_file import PageLayout
 from invar.engine.page_store import PageStore, open_store
 from invar.graph.graph import Graph, GraphError, KVFormat
-from invar.graph.passes import with_kv_format
+from invar.graph.passes import with_kv_format, with_longest
 from invar.models import registry
 from invar.models.blocks import EMBEDDING
 from invar.text.chat_template import ChatTemplate
@@ -108,6 +108,7 @@ def load_text_alone(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | Non
 def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedEngine:
     refuse_other_quantization(config, source)
     graph = with_kv_format(registry.build(source), KVFormat(config.kv_format))
+    graph = with_longest(graph, config.max_model_len or graph.max_positions)
     vocab_size = vocabulary_size(config, source) or graph.vocab_size
     refuse_tokens_without_rows(graph, vocab_size, source)
     sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))

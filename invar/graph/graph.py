@@ -54,12 +54,21 @@ class RopeStyle(StrEnum):
 
 
 @dataclass(frozen=True)
+class ShorterRope:
+    """Frequencies that hold instead where no request is longer than `positions`."""
+
+    positions: int
+    inv_freq: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Rope:
     """Rotation of the first ``2 * len(inv_freq)`` dimensions of every head."""
 
     inv_freq: tuple[float, ...]  # double precision; angle = position * inv_freq
     style: RopeStyle
     magnitude: float = 1.0  # factor on cos and sin (YaRN)
+    shorter: ShorterRope | None = None  # `passes.with_longest` decides
 
 
 class Activation(StrEnum):

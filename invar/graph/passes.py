@@ -1,4 +1,5 @@
-"""Passes over a graph: how K and V are stored, and fewer and larger operations of the same meaning.
+"""Passes over a graph: how K and V are stored, which rope holds, and fewer and larger operations
+of the same meaning.
 
 ``merge`` joins linears over the same input; ``fuse`` then recognises q/k/v with their norms, rope
 and page writes, gated feed-forwards, residual additions and scaled embeddings. What matches no
@@ -36,6 +37,7 @@ from invar.graph.graph import (
     KVFormat,
     Linear,
     RMSNorm,
+    Rope,
     Scale,
     Value,
 )
@@ -45,6 +47,21 @@ def with_kv_format(graph: Graph, kv_format: KVFormat) -> Graph:
     """The graph with K and V of all layers stored so; only their roundings change."""
     groups = tuple(replace(group, kv_format=kv_format) for group in graph.groups)
     return replace(graph, groups=groups)
+
+
+def with_longest(graph: Graph, positions: int) -> Graph:
+    """The graph for requests of up to so many positions: rope that depends on it is chosen."""
+
+    def chosen(rope: Rope) -> Rope:
+        shorter = rope.shorter
+        if shorter is None or positions > shorter.positions:
+            return replace(rope, shorter=None)
+        return replace(rope, inv_freq=shorter.inv_freq, shorter=None)
+
+    ops = (
+        replace(op, rope=chosen(op.rope)) if isinstance(op, ApplyRope) else op for op in graph.ops
+    )
+    return replace(graph, ops=tuple(ops))
 
 
 def optimise(graph: Graph) -> FusedGraph:

@@ -75,6 +75,7 @@ HF = HFFamily(
     model_types=("gemma3_text",),
     keys={
         **DECODER_KEYS,
+        "context_length": "max_position_embeddings",  # with scaling: the reference multiplies none
         "attention.scale": attention_scale,
         "attention.sliding_window": "sliding_window",
         "attention.sliding_window_pattern": window_pattern,

@@ -6,6 +6,7 @@ here applies such a table. So `build` of a family sees the same source whatever 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from invar.models.metadata import ConfigError, brief
+from invar.models.rope_scaling import kind_of
 from invar.weights.formats import QuantType, dequantize
 from invar.weights.gguf_shard import TensorInfo
 from invar.weights.hf_directory import CONFIG, HFDirectory
@@ -291,10 +293,38 @@ def rope_parameters(config: Config, layers: str | None = None) -> Mapping[str, A
 
 
 def rope_scaling(config: Config, layers: str | None = None) -> Mapping[str, Any] | None:
-    """The part of it that is about scaling; None where positions are as they are."""
+    """The part of it that is about scaling; None where positions are as they are.
+
+    The trained length may stand beside it, where it counts more, and the longest always does.
+    """
     plain = ("rope_theta", "partial_rotary_factor")
     parameters = rope_parameters(config, layers)
-    return {name: v for name, v in parameters.items() if name not in plain} or None
+    found = {name: v for name, v in parameters.items() if name not in plain and v is not None}
+    if not found or found in ({"rope_type": "default"}, {"type": "default"}):
+        return None
+    for name in ("max_position_embeddings", "original_max_position_embeddings"):
+        if config.get(name) is not None:
+            found[name] = config[name]
+    return found
+
+
+def context_length(config: Config) -> Any:
+    """Positions with scaling, as vLLM derives them: a trained length is multiplied, never twice.
+
+    https://github.com/vllm-project/vllm/blob/v0.11.0/vllm/config/model.py (_get_and_verify_max_len)
+    """
+    longest, scaling = config.get("max_position_embeddings"), rope_scaling(config)
+    if scaling is None:
+        return longest
+    kind = kind_of(scaling)
+    factor: Any = scaling.get("factor")
+    if kind == "yarn":
+        trained = scaling.get("original_max_position_embeddings", longest)
+        longest = longest if factor is None else trained
+    if kind not in ("linear", "dynamic", "yarn") or type(longest) is not int:
+        return longest
+    is_factor = isinstance(factor, int | float) and math.isfinite(factor)
+    return int(longest * factor) if is_factor else longest
 
 
 def rope_theta(config: Config, layers: str | None = None) -> Any:
@@ -321,7 +351,7 @@ def rotary_dim(config: Config) -> Any:
 DECODER_KEYS: Mapping[str, Key] = MappingProxyType(
     {
         "block_count": "num_hidden_layers",
-        "context_length": "max_position_embeddings",
+        "context_length": context_length,
         "embedding_length": "hidden_size",
         "feed_forward_length": "intermediate_size",
         "attention.head_count": "num_attention_heads",

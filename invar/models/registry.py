@@ -10,7 +10,7 @@ from invar.graph.graph import Graph, GraphError
 from invar.models import gemma2, gemma3, granite, llama, olmo2, qwen, qwen_moe, smollm3
 from invar.models.hf import Config, HFFamily, HFSource
 from invar.models.metadata import ConfigError, ModelSource, brief
-from invar.models.rope import FACTORS_TENSOR
+from invar.models.rope import ROPE_TENSORS
 from invar.weights.hf_directory import CONFIG
 
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
@@ -89,7 +89,7 @@ def not_supported(name: str, known: Iterable[str]) -> str:
 
 def _refuse_unused_tensors(source: ModelSource, graph: Graph, architecture: str) -> None:
     """A tensor that nothing reads means that the file is another model than it says."""
-    used = graph.weight_names() | {FACTORS_TENSOR}
+    used = graph.weight_names() | ROPE_TENSORS
     unused = sorted(source.tensors.keys() - used)
     if not unused:
         return

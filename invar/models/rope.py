@@ -1,17 +1,11 @@
-"""Frequencies of rotary position embeddings, in double precision.
-
-Every angle is `position * inv_freq[i]`; the kinds of scaling differ in inv_freq alone. The formulas
-are those of
-https://github.com/huggingface/transformers/blob/0044e3b3facff1a1ad60b235c69d5b45beae75a4/src/transformers/modeling_rope_utils.py
-"""
+"""The rope of a model, from what its files say: config.json's words, or the keys of GGUF."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from invar.graph.graph import Rope, RopeStyle
+from invar.graph.graph import Rope, RopeStyle, ShorterRope
 from invar.models.metadata import (
     LARGEST_REAL,
     SMALLEST_REAL,
@@ -19,77 +13,23 @@ from invar.models.metadata import (
     ConfigError,
     ModelSource,
 )
+from invar.models.rope_scaling import (
+    Frequencies,
+    ScaledRope,
+    default_frequencies,
+    divide_by_factors,
+    scaled_rope,
+)
 
-Frequencies = tuple[float, ...]
+__all__ = ["Frequencies", "default_frequencies", "rope_of", "rotated_dimensions"]
 
 DEFAULT_BASE = 10000.0
 LEAST_BASE = 1.0  # below it the later pairs would turn faster than the first, without a limit
 GGUF_SCALING = ("type", "factor", "original_context_length", "finetuned", "attn_factor")
+YARN_KEYS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 FACTORS_TENSOR = "rope_freqs.weight"  # float32 [pairs]; every frequency is divided by its factor
-
-
-def default_frequencies(base: float, dim: int) -> Frequencies:
-    """RoFormer, section 3.2.2 (arXiv 2104.09864): base^(-2i / dim) for the dim / 2 pairs."""
-    return tuple(base ** (-2 * pair / dim) for pair in range(dim // 2))
-
-
-def linear_frequencies(base: float, dim: int, scaling: Mapping[str, Any]) -> Frequencies:
-    """Position interpolation (arXiv 2306.15595): positions, here frequencies, over a factor."""
-    return tuple(f / scaling["factor"] for f in default_frequencies(base, dim))
-
-
-def llama3_frequencies(base: float, dim: int, scaling: Mapping[str, Any]) -> Frequencies:
-    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a blend between."""
-    context = scaling["original_max_position_embeddings"]
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    result = []
-    for frequency in default_frequencies(base, dim):
-        turns = context * frequency / (2 * math.pi)  # over the context the model was trained on
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-        result.append(kept * frequency + (1 - kept) * frequency / scaling["factor"])
-    return tuple(result)
-
-
-SCALINGS: dict[str, tuple[Callable[[float, int, Mapping[str, Any]], Frequencies], set[str]]] = {
-    "default": (lambda base, dim, scaling: default_frequencies(base, dim), set()),
-    "linear": (linear_frequencies, {"factor"}),
-    "llama3": (
-        llama3_frequencies,
-        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
-    ),
-}
-
-
-def scaled_frequencies(base: float, dim: int, scaling: Mapping[str, Any] | None) -> Frequencies:
-    """inv_freq `[dim / 2]` from a `rope_scaling` entry of a config.json (`None`: not scaled).
-
-    The kind stands under `rope_type`, in older files under `type`. An unknown kind is an error:
-    a model run with plain rope answers well at first and worse with every thousand tokens.
-    """
-    if scaling is None:
-        return default_frequencies(base, dim)
-    kinds = {scaling[key] for key in ("rope_type", "type") if scaling.get(key) is not None}
-    if len(kinds) != 1:
-        found = " and ".join(sorted(kinds)) or "none"
-        raise ConfigError(f"rope_scaling must name one kind under rope_type, found {found}")
-    kind = kinds.pop()
-    if kind not in SCALINGS:
-        raise ConfigError(f"rope type {kind!r} is not known (known: {', '.join(SCALINGS)})")
-    frequencies, required = SCALINGS[kind]
-    missing = sorted(required - scaling.keys())
-    if missing:
-        raise ConfigError(f"rope_scaling of type {kind!r} has no {', '.join(missing)}")
-    return frequencies(base, dim, scaling)
-
-
-def divide_by_factors(frequencies: Frequencies, factors: Sequence[float]) -> Frequencies:
-    """inv_freq from the factors that a GGUF file carries, one per pair."""
-    if len(factors) != len(frequencies):
-        raise ConfigError(
-            f"{FACTORS_TENSOR} holds {len(factors)} factors, expected {len(frequencies)}, "
-            "one for each pair of rotated dimensions"
-        )
-    return tuple(f / float(factor) for f, factor in zip(frequencies, factors, strict=True))
+LONG_TENSOR, SHORT_TENSOR = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = frozenset((FACTORS_TENSOR, LONG_TENSOR, SHORT_TENSOR))
 
 
 def rotated_dimensions(keys: ArchitectureKeys, head_dim: int) -> int:
@@ -104,40 +44,56 @@ def rotated_dimensions(keys: ArchitectureKeys, head_dim: int) -> int:
     return rotated
 
 
-def factors_from_gguf(source: ModelSource) -> list[float]:
-    values = source.dequantize(FACTORS_TENSOR).reshape(-1).tolist()
-    wrong = [value for value in values if not SMALLEST_REAL <= value <= LARGEST_REAL]
-    if wrong:
-        raise ConfigError(
-            f"{FACTORS_TENSOR} holds {wrong[0]}; frequencies are divided by its factors, so all "
-            "must be finite and above 0"
-        )
-    return values
-
-
 def rope_of(source: ModelSource, keys: ArchitectureKeys, dim: int, style: RopeStyle) -> Rope:
-    """The rope of a model, from the `rope_scaling` of a config.json or from what GGUF says."""
+    base = keys.optional_real("rope.freq_base", LEAST_BASE) or DEFAULT_BASE
     scaling = keys.optional_mapping("rope.scaling")
     if scaling is None:
-        return rope_from_gguf(source, keys, dim, style)
-    base = keys.optional_real("rope.freq_base", LEAST_BASE) or DEFAULT_BASE
-    return Rope(scaled_frequencies(base, dim, scaling), style)
+        scaled = scaled_from_gguf(source, keys, base, dim)
+    else:
+        scaled = scaled_rope(base, dim, scaling)
+    shorter = None
+    if scaled.short_positions is not None:
+        shorter = ShorterRope(scaled.short_positions, scaled.short_inv_freq)
+    return Rope(scaled.inv_freq, style, scaled.magnitude, shorter)
 
 
-def rope_from_gguf(source: ModelSource, keys: ArchitectureKeys, dim: int, style: RopeStyle) -> Rope:
-    """The rope of a GGUF model: base, linear factor, factor tensor.
+# ---------------------------------------------------------------- GGUF
 
-    A missing type with a factor means linear, as in llama.cpp (`load_hparams` in
+
+def scaled_from_gguf(
+    source: ModelSource, keys: ArchitectureKeys, base: float, dim: int
+) -> ScaledRope:
+    """From keys and factor tensors, as llama.cpp reads them.
+
+    A missing type with a factor means linear (`load_hparams` in
     https://github.com/ggml-org/llama.cpp/blob/a5410f046c01d01330c8a42f13b64a211fedf2c3/src/llama-model.cpp).
     """
-    base = keys.optional_real("rope.freq_base", LEAST_BASE) or DEFAULT_BASE
+    if LONG_TENSOR in source.tensors or SHORT_TENSOR in source.tensors:
+        return scaled_rope(base, dim, longrope_from_gguf(source, keys))
     kind = keys.optional_text("rope.scaling.type") or "linear"
+    factor = linear_factor(keys)
+    if kind == "yarn":
+        return scaled_rope(base, dim, yarn_from_gguf(keys, factor))
     if kind not in ("none", "linear"):
         raise ConfigError(
-            f"{keys.full('rope.scaling.type')} is {kind!r}; supported are none and linear, "
-            f"and the factors of Llama 3 in {FACTORS_TENSOR}"
+            f"{keys.full('rope.scaling.type')} is {kind!r}; supported are none, linear, yarn, "
+            f"longrope with {LONG_TENSOR}, and the factors of Llama 3 in {FACTORS_TENSOR}"
         )
-    _refuse_unknown_scaling(keys)
+    refuse_unknown_scaling(keys, GGUF_SCALING)
+    magnitude = keys.optional_real("rope.scaling.attn_factor")
+    if magnitude not in (None, 1.0):
+        raise ConfigError(
+            f"{keys.full('rope.scaling.attn_factor')} is {magnitude}; with this type it must be 1"
+        )
+    linear = {"rope_type": "linear", "factor": factor} if kind == "linear" and factor else None
+    scaled = scaled_rope(base, dim, linear)
+    if FACTORS_TENSOR in source.tensors:
+        factors = factors_from_gguf(source, FACTORS_TENSOR)
+        return ScaledRope(divide_by_factors(scaled.inv_freq, factors))
+    return scaled
+
+
+def linear_factor(keys: ArchitectureKeys) -> float | None:
     factor = keys.optional_real("rope.scaling.factor")
     older = keys.optional_real("rope.scale_linear")
     if factor and older and factor != older:
@@ -145,23 +101,66 @@ def rope_from_gguf(source: ModelSource, keys: ArchitectureKeys, dim: int, style:
             f"{keys.full('rope.scaling.factor')} is {factor} and {keys.full('rope.scale_linear')} "
             f"is {older}; they say the same thing, so one of them is wrong"
         )
-    factor = factor or older
-    linear = {"rope_type": "linear", "factor": factor} if kind == "linear" and factor else None
-    frequencies = scaled_frequencies(base, dim, linear)
-    if FACTORS_TENSOR in source.tensors:
-        frequencies = divide_by_factors(frequencies, factors_from_gguf(source))
-    return Rope(frequencies, style)
+    return factor or older
 
 
-def _refuse_unknown_scaling(keys: ArchitectureKeys) -> None:
+def yarn_from_gguf(keys: ArchitectureKeys, factor: float | None) -> dict[str, Any]:
+    """GGUF's magnitude is a factor on what the paper gives, config.json's is the whole."""
+    refuse_unknown_scaling(keys, GGUF_SCALING + YARN_KEYS)
+    if factor is None:
+        raise ConfigError(f"{keys.full('rope.scaling.factor')} is missing, which yarn needs")
+    mixed = keys.optional_real("rope.scaling.yarn_ext_factor")
+    if mixed not in (None, 1.0):
+        raise ConfigError(f"{keys.full('rope.scaling.yarn_ext_factor')} is {mixed}, must be 1")
+    found: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "beta_fast": keys.optional_real("rope.scaling.yarn_beta_fast"),
+        "beta_slow": keys.optional_real("rope.scaling.yarn_beta_slow"),
+    }
+    given = [
+        keys.optional_real(f"rope.scaling.{name}") for name in ("attn_factor", "yarn_attn_factor")
+    ]
+    by = next((value for value in given if value is not None), None)
+    if by is not None:
+        found["attention_factor"] = by * (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
+    return found
+
+
+def longrope_from_gguf(source: ModelSource, keys: ArchitectureKeys) -> dict[str, Any]:
+    refuse_unknown_scaling(keys, GGUF_SCALING)
+    for tensor in (LONG_TENSOR, SHORT_TENSOR):
+        if tensor not in source.tensors:
+            raise ConfigError(f"{tensor} is missing; longrope needs both lists of factors")
+    return {
+        "rope_type": "longrope",
+        "long_factor": factors_from_gguf(source, LONG_TENSOR),
+        "short_factor": factors_from_gguf(source, SHORT_TENSOR),
+        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "attention_factor": keys.optional_real("rope.scaling.attn_factor"),
+    }
+
+
+def factors_from_gguf(source: ModelSource, tensor: str) -> list[float]:
+    values: list[float] = source.dequantize(tensor).reshape(-1).tolist()
+    wrong = [value for value in values if not SMALLEST_REAL <= value <= LARGEST_REAL]
+    if wrong:
+        raise ConfigError(
+            f"{tensor} holds {wrong[0]}; frequencies are divided by its factors, so all must be "
+            "finite and above 0"
+        )
+    return values
+
+
+def refuse_unknown_scaling(keys: ArchitectureKeys, names: tuple[str, ...]) -> None:
     """Scaling by other keys (alpha, yarn_…) would else be left out without a word."""
     prefix = keys.full("rope.scaling.")
-    known = {prefix + name for name in GGUF_SCALING}
+    known = {prefix + name for name in names}
     unknown = sorted(key for key in keys.metadata if key.startswith(prefix) and key not in known)
     if unknown:
-        raise ConfigError(f"{unknown[0]} is not supported (known: {', '.join(sorted(known))})")
-    magnitude = keys.optional_real("rope.scaling.attn_factor")
-    if magnitude not in (None, 1.0):
         raise ConfigError(
-            f"{keys.full('rope.scaling.attn_factor')} is {magnitude}; supported is 1 alone"
+            f"{unknown[0]} is {keys.metadata[unknown[0]]}, which is not supported with this type "
+            f"(known: {', '.join(sorted(known))})"
         )

@@ -20,6 +20,7 @@ from golden.double_transformers import double_precision
 from golden.gguf_names import gguf_metadata, gguf_tensors
 from golden.tiny_tokenizer import VOCAB_SIZE, tokenizer_metadata
 from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma3.modeling_gemma3 import Gemma3ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 from transformers.models.mistral.modeling_mistral import MistralForCausalLM
@@ -53,6 +54,11 @@ LLAMA3_SCALING: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 LINEAR_SCALING: dict[str, Any] = {"rope_type": "linear", "factor": 8.0}
+
+LONGROPE: dict[str, Any] = {
+    "long_factor": [1.0 + pair / 4 for pair in range(32)],
+    "short_factor": [1.0 + pair / 64 for pair in range(32)],
+}
 
 LLAMA_SHAPES: dict[str, dict[str, Any]] = {
     # More rows in the embedding than tokens in the vocabulary, as padded models have.
@@ -169,7 +175,7 @@ def write_rope_tables() -> None:
         "linear": LINEAR_SCALING,
         "llama3": LLAMA3_SCALING | {"factor": 8.0, "original_max_position_embeddings": 8192},
     }
-    arrays: dict[str, Any] = {"positions": positions}
+    arrays: dict[str, Any] = {"positions": positions} | computed_ropes(positions)
     for kind, scaling in scalings.items():
         shape = SHARED | {"head_dim": 64, "max_position_embeddings": 131072}
         rope_parameters = {"rope_theta": 500000.0, **scaling}
@@ -181,6 +187,42 @@ def write_rope_tables() -> None:
         if kind == "llama3":
             arrays["llama3_factors"] = llama3_factors(config)
     np.savez_compressed(HERE / "rope_tables.npz", **arrays)
+
+
+# Kinds that depend on more than the config's length, by what computes them in `transformers`.
+COMPUTED: dict[str, tuple[dict[str, Any], dict[str, Any], int | None]] = {
+    # kind: scaling, what else the config says, length asked for
+    "dynamic": ({"factor": 2.0}, {"max_position_embeddings": 4096}, 8192),
+    "yarn": ({"factor": 4.0}, {"original_max_position_embeddings": 32768}, None),
+    "yarn_mscale": (
+        {"factor": 40.0, "beta_fast": 16, "beta_slow": 2, "mscale": 1.0, "mscale_all_dim": 0.7},
+        {"original_max_position_embeddings": 4096},
+        None,
+    ),
+    "yarn_given": (
+        {"factor": 8.0, "attention_factor": 0.8, "truncate": False},
+        {"original_max_position_embeddings": 4096},
+        None,
+    ),
+    "longrope": (LONGROPE, {"original_max_position_embeddings": 4096}, 131072),
+    "longrope_short": (LONGROPE, {"original_max_position_embeddings": 4096}, 4096),
+}
+
+
+def computed_ropes(positions: npt.NDArray[np.int64]) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    for name, (scaling, beside, length) in COMPUTED.items():
+        kind = name.split("_")[0]
+        shape = SHARED | {"head_dim": 64, "max_position_embeddings": 131072} | beside
+        rope_parameters = {"rope_theta": 500000.0, "rope_type": kind, **scaling}
+        config = LlamaConfig(**shape, rope_parameters=rope_parameters)
+        inv_freq, magnitude = ROPE_INIT_FUNCTIONS[kind](config, "cpu", seq_len=length)
+        angles = positions[:, None] * inv_freq.double().numpy()
+        arrays |= {
+            f"{name}_cos": np.cos(angles) * magnitude,
+            f"{name}_sin": np.sin(angles) * magnitude,
+        }
+    return arrays
 
 
 def main() -> None:
