@@ -182,6 +182,9 @@ def pack(
     threads: int,
     isa: str = "",
 ) -> None: ...
+def encode_rows(
+    raw: Bytes, k: int, source: str, target: str, threads: int, isa: str = ""
+) -> Bytes: ...
 
 class Segment:
     def __init__(

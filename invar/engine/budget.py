@@ -10,7 +10,7 @@ from pathlib import Path
 from invar.backends.cpu.memory import kv_bytes, plan_memory, usable_threads
 from invar.config import DEFAULT_KV_BYTES, EngineConfig
 from invar.engine.model_files import ModelFile
-from invar.graph.graph import Graph
+from invar.graph.graph import Graph, WeightSource
 
 logger = logging.getLogger("invar")
 
@@ -32,11 +32,12 @@ class RunnerSizes:
 
 
 def plan_sizes(
-    config: EngineConfig, graph: Graph, source: ModelFile, vocab_size: int
+    config: EngineConfig, graph: Graph, source: WeightSource, name: str, vocab_size: int
 ) -> RunnerSizes:
     """The sizes that the options ask for, with the context lowered to what KV memory holds.
 
-    Raises ValueError with the numbers where an option asks for more than there is.
+    name: of the model, for messages. Raises ValueError with the numbers where an option asks for
+    more than there is.
     """
     longest = config.max_model_len or graph.max_positions
     if longest > graph.max_positions:
@@ -55,7 +56,7 @@ def plan_sizes(
         vocab_size=vocab_size,
         eager=config.enforce_eager,
     )
-    budget = min(sizes.kv_budget_bytes, kv_budget(config, graph, source, sizes))
+    budget = min(sizes.kv_budget_bytes, kv_budget(config, graph, source, name, sizes))
     fitting = fitting_length(graph, budget, longest, chunk)
     if fitting < longest and config.max_model_len is not None:
         raise ValueError(
@@ -92,7 +93,9 @@ def running_threads(wanted: int | None) -> int:
     return cores
 
 
-def kv_budget(config: EngineConfig, graph: Graph, source: ModelFile, sizes: RunnerSizes) -> int:
+def kv_budget(
+    config: EngineConfig, graph: Graph, source: WeightSource, name: str, sizes: RunnerSizes
+) -> int:
     """Bytes that KV memory may have.
 
     | given                    | budget                                                        |
@@ -109,7 +112,7 @@ def kv_budget(config: EngineConfig, graph: Graph, source: ModelFile, sizes: Runn
     budget = int(available * config.memory_fraction) - fixed
     if budget <= 0:
         raise ValueError(
-            f"{source.path.name}: weights and workspace need {mib(fixed)}; "
+            f"{name}: weights and workspace need {mib(fixed)}; "
             f"{config.memory_fraction:g} of the available {mib(available)} is less than that"
         )
     return budget if config.gpu_memory_utilization is not None else min(budget, DEFAULT_KV_BYTES)

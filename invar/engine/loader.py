@@ -23,6 +23,7 @@ from invar.engine.model_files import (
 )
 from invar.engine.page_file import PageLayout
 from invar.engine.page_store import PageStore, open_store
+from invar.engine.quantization import apply_quantization
 from invar.graph.graph import Graph, GraphError, KVFormat
 from invar.graph.passes import with_kv_format, with_longest
 from invar.models import registry
@@ -106,14 +107,14 @@ def load_text_alone(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | Non
 
 
 def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedEngine:
-    refuse_other_quantization(config, source)
     graph = with_kv_format(registry.build(source), KVFormat(config.kv_format))
     graph = with_longest(graph, config.max_model_len or graph.max_positions)
+    weights = apply_quantization(config.quantization, graph, source, path.name)
     vocab_size = vocabulary_size(config, source) or graph.vocab_size
     refuse_tokens_without_rows(graph, vocab_size, source)
-    sizes = plan_sizes(config, graph, source, min(vocab_size, graph.vocab_size))
+    sizes = plan_sizes(config, graph, weights, path.name, min(vocab_size, graph.vocab_size))
     available = available_memory()
-    runner = CpuRunner(graph, source, **asdict(sizes))
+    runner = CpuRunner(graph, weights, **asdict(sizes))
     drop_file_if_short(source, sum(size for _, size in runner.info.memory), available)
     try:
         refuse_more_logprobs(config, runner.info)
@@ -181,18 +182,6 @@ def load_template(config: EngineConfig, text: ModelText) -> ChatTemplate | None:
     if given is not None and "\n" not in given and "{" not in given:  # no template without them
         given = Path(given).read_text(encoding="utf-8")
     return text.template(given)
-
-
-def refuse_other_quantization(config: EngineConfig, source: ModelFile) -> None:
-    is_gguf = isinstance(source, GGUFFile)
-    if config.quantization is None or (is_gguf and config.quantization == "gguf"):
-        return
-    kind = "a directory whose weights are not quantised"
-    if is_gguf:
-        kind = "a GGUF file, whose number formats are told by the file"
-    raise ValueError(
-        f"quantization={config.quantization!r}: {source.path.name} is {kind}; leave the option out"
-    )
 
 
 def refuse_more_logprobs(config: EngineConfig, info: RunnerInfo) -> None:

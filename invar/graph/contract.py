@@ -31,6 +31,7 @@ class ActivationFormat(StrEnum):
     BF16 = "bf16"
     Q8_32 = "q8_32"  # s8 codes, a scale per 32 values
     Q8_256 = "q8_256"  # s8 codes, a scale per 256 values
+    Q8_ROW = "q8_row"  # s8 codes, a scale per token
 
 
 ACTIVATION_FORMATS: dict[QuantType, ActivationFormat] = {
@@ -50,7 +51,14 @@ ACTIVATION_FORMATS: dict[QuantType, ActivationFormat] = {
     QuantType.IQ4_NL: ActivationFormat.Q8_32,
     QuantType.IQ4_XS: ActivationFormat.Q8_256,
     QuantType.MXFP4: ActivationFormat.Q8_32,
+    QuantType.INT4_ZP: ActivationFormat.Q8_32,
+    QuantType.INT8_ZP: ActivationFormat.Q8_32,
+    QuantType.INT8: ActivationFormat.Q8_ROW,
+    QuantType.FP8: ActivationFormat.F32,
 }
+
+
+ACTIVATION_BLOCKS = {ActivationFormat.Q8_32: 32, ActivationFormat.Q8_256: 256}
 
 
 def round_to_bf16(x: Array) -> npt.NDArray[np.float32]:
@@ -85,7 +93,7 @@ def round_activation(x: Array, weight_type: QuantType) -> Array:
         return x.astype(np.float32)
     if form is ActivationFormat.BF16:
         return round_to_bf16(x)
-    return round_to_codes(x, 32 if form is ActivationFormat.Q8_32 else 256)
+    return round_to_codes(x, ACTIVATION_BLOCKS.get(form) or x.shape[1])
 
 
 def round_kv(x: Array, kv_format: KVFormat) -> Array:

@@ -1,4 +1,4 @@
-"""Number formats of GGUF tensors: type numbers, sizes, and conversion to and from float32."""
+"""Number formats of tensors: type numbers, sizes, and conversion to and from float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from invar.weights import block_decode, block_encode
+from invar.weights import block_decode, block_encode, row_formats
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -23,7 +23,7 @@ class FormatError(ValueError):
 
 
 class QuantType(IntEnum):
-    """Number format of a tensor, with the number that GGUF files use for it.
+    """Number format of a tensor, with the number that GGUF files use for it, if they have it.
 
     `enum ggml_type` in
     https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/ggml/include/ggml.h
@@ -62,14 +62,24 @@ class QuantType(IntEnum):
     TQ2_0 = 35
     MXFP4 = 39
 
+    # Layouts in `row_formats`
+    INT4_ZP = 1000
+    INT8_ZP = 1001
+    INT8 = 1002
+    FP8 = 1003
+
+    @property
+    def in_gguf(self) -> bool:
+        return self < 1000
+
     @property
     def block_size(self) -> int:
-        """Weights in one block; a row must hold a whole number of blocks."""
+        """Weights in one block; a row must hold a whole number of blocks. 1 where it is one."""
         return BLOCK_SIZES[self][0]
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block."""
+        """Bytes of one block, without what a row has besides."""
         return BLOCK_SIZES[self][1]
 
     def row_bytes(self, columns: int) -> int:
@@ -80,6 +90,8 @@ class QuantType(IntEnum):
                 f"a row of {columns} weights is not a whole number of {self.name} blocks "
                 f"of {block_size}; store this tensor in another type"
             )
+        if self in ROW_BYTES:
+            return ROW_BYTES[self](columns)
         return columns // block_size * block_bytes
 
     def tensor_bytes(self, shape: tuple[int, ...]) -> int:
@@ -122,6 +134,16 @@ BLOCK_SIZES: dict[QuantType, tuple[int, int]] = {
     QuantType.TQ1_0: (256, 54),
     QuantType.TQ2_0: (256, 66),
     QuantType.MXFP4: (32, 17),
+    QuantType.INT4_ZP: (32, 19),
+    QuantType.INT8_ZP: (32, 36),
+    QuantType.INT8: (1, 1),
+    QuantType.FP8: (1, 1),
+}
+
+# Of formats whose one block is the row.
+ROW_BYTES: dict[QuantType, Callable[[int], int]] = {
+    QuantType.INT8: row_formats.int8_row_bytes,
+    QuantType.FP8: row_formats.fp8_row_bytes,
 }
 
 DECODERS: dict[QuantType, Callable[[Bytes], Floats]] = {
@@ -141,6 +163,10 @@ DECODERS: dict[QuantType, Callable[[Bytes], Floats]] = {
     QuantType.IQ4_NL: block_decode.decode_iq4_nl,
     QuantType.IQ4_XS: block_decode.decode_iq4_xs,
     QuantType.MXFP4: block_decode.decode_mxfp4,
+    QuantType.INT4_ZP: row_formats.decode_int4_zp,
+    QuantType.INT8_ZP: row_formats.decode_int8_zp,
+    QuantType.INT8: row_formats.decode_int8,
+    QuantType.FP8: row_formats.decode_fp8,
 }
 
 ENCODERS: dict[QuantType, Callable[[Floats], Bytes]] = {
@@ -160,6 +186,10 @@ ENCODERS: dict[QuantType, Callable[[Floats], Bytes]] = {
     QuantType.IQ4_NL: block_encode.encode_iq4_nl,
     QuantType.IQ4_XS: block_encode.encode_iq4_xs,
     QuantType.MXFP4: block_encode.encode_mxfp4,
+    QuantType.INT4_ZP: row_formats.encode_int4_zp,
+    QuantType.INT8_ZP: row_formats.encode_int8_zp,
+    QuantType.INT8: row_formats.encode_int8,
+    QuantType.FP8: row_formats.encode_fp8,
 }
 
 # Formats whose every bit pattern is a number on its own: they can also hold NaN and infinity.
@@ -170,8 +200,11 @@ def type_names(types: Iterable[QuantType]) -> str:
     return ", ".join(quant_type.name for quant_type in types)
 
 
-def blocks_at_a_time(quant_type: QuantType) -> int:
-    return max(1, GROUP_BYTES // (4 * quant_type.block_size))
+def block_shape(quant_type: QuantType, columns: int) -> tuple[int, int]:
+    """Weights and bytes of what is converted as one: a block, or a row that is one."""
+    if quant_type in ROW_BYTES:
+        return columns, quant_type.row_bytes(columns)
+    return BLOCK_SIZES[quant_type]
 
 
 def dequantize(raw: Bytes, quant_type: QuantType, shape: tuple[int, ...]) -> Floats:
@@ -191,9 +224,10 @@ def dequantize(raw: Bytes, quant_type: QuantType, shape: tuple[int, ...]) -> Flo
             f"{quant_type.name} of shape {shape} takes {expected} uint8 bytes, "
             f"got {raw.size} of {raw.dtype}"
         )
-    blocks = raw.reshape(-1, quant_type.block_bytes)
-    result = np.empty((len(blocks), quant_type.block_size), dtype=np.float32)
-    step = blocks_at_a_time(quant_type)
+    block_size, block_bytes = block_shape(quant_type, shape[-1] if shape else 1)
+    blocks = raw.reshape(-1, block_bytes)
+    result = np.empty((len(blocks), block_size), dtype=np.float32)
+    step = max(1, GROUP_BYTES // (4 * block_size))
     # NaN scales are legal bytes, and dequantising them is not worth a warning per block.
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, len(blocks), step):
@@ -220,9 +254,10 @@ def quantize(values: Floats, quant_type: QuantType) -> Bytes:
     row_bytes = quant_type.row_bytes(columns)
     if quant_type not in PLAIN_TYPES and not np.isfinite(values).all():
         raise FormatError(f"{quant_type.name} cannot hold NaN or infinity; clean the weights first")
-    blocks = np.ascontiguousarray(values).reshape(-1, quant_type.block_size)
-    result = np.empty((len(blocks), quant_type.block_bytes), dtype=np.uint8)
-    step = blocks_at_a_time(quant_type)
+    block_size, block_bytes = block_shape(quant_type, columns)
+    blocks = np.ascontiguousarray(values).reshape(-1, block_size)
+    result = np.empty((len(blocks), block_bytes), dtype=np.uint8)
+    step = max(1, GROUP_BYTES // (4 * block_size))
     with np.errstate(over="ignore"):
         for start in range(0, len(blocks), step):
             result[start : start + step] = encoder(blocks[start : start + step])

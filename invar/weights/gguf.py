@@ -30,6 +30,8 @@ class GGUFFile(TypedGetters):
     `GGUFError`.
     """
 
+    quantization = "gguf"  # what the option of that name calls it
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._shards: list[Shard] = open_shards(self.path)

@@ -244,8 +244,10 @@ def read_tensor_record(cursor: Cursor, index: int) -> TensorRecord:
     offset = cursor.u64(what)
     try:
         quant_type = QuantType(number)
+        if not quant_type.in_gguf:
+            raise ValueError(number)
     except ValueError:
-        known = ", ".join(quant_type.name for quant_type in QuantType)
+        known = ", ".join(quant_type.name for quant_type in QuantType if quant_type.in_gguf)
         raise cursor.error(f"{what}: type {number} is not known (known: {known})") from None
     # Python integers do not wrap: a product past 64 bits is simply larger than the file.
     if 0 in shape or math.prod(shape) > cursor.size * quant_type.block_size:

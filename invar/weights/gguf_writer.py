@@ -76,6 +76,8 @@ class GGUFWriter:
         """
         if name in self._tensors:
             raise ValueError(f"{self.path.name}: tensor {name} was added twice")
+        if not quant_type.in_gguf:
+            raise ValueError(f"{self.path.name}: tensor {name}: GGUF has no {quant_type.name}")
         tensor = PlannedTensor(name, tuple(shape), quant_type, data)
         _ = tensor.nbytes  # a row that is not whole blocks is refused here, where it was asked for
         self._tensors[name] = tensor

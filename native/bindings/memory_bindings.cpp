@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "kernels/records.h"
 #include "runtime/checksum.h"
 #include "runtime/memory.h"
 #include "runtime/threads.h"
@@ -85,6 +88,46 @@ void pack(nb::sequence weights, nb::sequence raws, const Memory& memory, int thr
   });
 }
 
+// Rows [n, ...] of one format as rows of another, by row on all threads, without the GIL.
+nb::ndarray<nb::numpy, uint8_t> encode_rows(nb::handle raw, int64_t k, const std::string& from,
+                                            const std::string& to, int threads,
+                                            const std::string& isa) {
+  constexpr int64_t kRows = 16;  // at a time
+  const WeightFormat source = weight_format(from), target = weight_format(to);
+  const auto rows = view<const uint8_t, 2>(raw, "raw");
+  const int64_t n = rows.shape[0], bytes = row_bytes_ggml(source, k);
+  const int64_t out_bytes = row_bytes_ggml(target, k);
+  if (k < 1 || rows.shape[1] != bytes || k % ggml_block(source).k || k % ggml_block(target).k) {
+    throw std::invalid_argument("raw: rows of " + std::to_string(rows.shape[1]) +
+                                " bytes are not " + std::to_string(k) + " columns of " + from +
+                                " to make " + to);
+  }
+  const LinearKernels& linear = *choose_kernels(isa).linear;
+  auto out = new_array<uint8_t>({static_cast<size_t>(n), static_cast<size_t>(out_bytes)});
+  uint8_t* data = out.data();
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> finite{true}, known{true};
+  {
+    const nb::gil_scoped_release release;
+    ThreadPool::instance().run(threads, [&](int) {
+      std::vector<float> values(static_cast<size_t>(k));
+      for (int64_t first = next++ * kRows; first < n; first = next++ * kRows) {
+        for (int64_t r = first; r < std::min(n, first + kRows); ++r) {
+          linear.dequantize_row(source, rows.data + r * bytes, k, values.data());
+          for (const float value : values) {
+            if (!(std::fabs(value) <= std::numeric_limits<float>::max())) finite = false;
+          }
+          if (!finite) return;
+          if (!linear.encode_row(target, values.data(), k, data + r * out_bytes)) known = false;
+        }
+      }
+    });
+  }
+  if (!finite) throw std::invalid_argument("NaN or infinity among the weights");
+  if (!known) throw std::invalid_argument("there is no quantiser for " + to);
+  return out;
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& module) {
@@ -105,6 +148,8 @@ void bind_memory(nb::module_& module) {
   });
   module.def("pack", &pack, nb::arg("weights"), nb::arg("raws"), nb::arg("memory"),
              nb::arg("threads"), nb::arg("isa") = "");
+  module.def("encode_rows", &encode_rows, nb::arg("raw"), nb::arg("k"), nb::arg("source"),
+             nb::arg("target"), nb::arg("threads"), nb::arg("isa") = "");
   module.def("panel_bytes", [](const std::string& format, int64_t k) {
     return panel_bytes(weight_format(format), k);
   });

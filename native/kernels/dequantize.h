@@ -140,7 +140,47 @@ INVAR_INLINE void dequantize_mxfp4(const uint8_t* block, float* out) {
   dequantize_table(__builtin_bit_cast(float, exponent << 23), kMxfp4Values, block + 1, out);
 }
 
+// Nibbles with a zero point.
+INVAR_INLINE void dequantize_int4_zp(const uint8_t* block, float* out) {
+  const float d = half_at(block);
+  for (int i = 0; i < 16; i++) {
+    out[i] = (float)((block[3 + i] & 15) - block[2]) * d;
+    out[i + 16] = (float)((block[3 + i] >> 4) - block[2]) * d;
+  }
+}
+
+INVAR_INLINE void dequantize_int8_zp(const uint8_t* block, float* out) {
+  const float d = half_at(block), zero = half_at(block + 2);
+  for (int i = 0; i < 32; i++) out[i] = ((float)(int8_t)block[4 + i] - zero) * d;
+}
+
+// OCP e4m3fn: sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity, all ones is NaN.
+INVAR_INLINE float e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  float x = exponent == 0 ? (float)mantissa * 0x1p-9f
+                          : __builtin_bit_cast(float, (exponent + 120) << 23 | mantissa << 20);
+  if ((code & 127) == 127) x = __builtin_bit_cast(float, 0x7fc00000);
+  return code & 128 ? -x : x;
+}
+
+static void dequantize_int8(const uint8_t* row, int64_t k, float* out) {
+  float d;
+  memcpy(&d, row, 4);
+  for (int64_t i = 0; i < k; i++) out[i] = (float)(int8_t)row[4 + i] * d;
+}
+
+static void dequantize_fp8(const uint8_t* row, int64_t k, float* out) {
+  const uint8_t* codes = row + scale_bytes(WeightFormat::fp8, k);
+  for (int64_t i = 0; i < k; i++) {
+    float d;
+    memcpy(&d, row + i / kFp8K * 4, 4);
+    out[i] = e4m3(codes[i]) * d;
+  }
+}
+
 static void dequantize_row(WeightFormat format, const uint8_t* row, int64_t k, float* out) {
+  if (format == WeightFormat::int8) return dequantize_int8(row, k, out);
+  if (format == WeightFormat::fp8) return dequantize_fp8(row, k, out);
   const GgmlBlock block = ggml_block(format);
   for (int64_t b = 0; b < k / block.k; b++, row += block.bytes, out += block.k) {
     switch (format) {
@@ -161,6 +201,8 @@ static void dequantize_row(WeightFormat format, const uint8_t* row, int64_t k, f
     break;
         INVAR_RECORD_FORMATS(INVAR_DEQUANTIZE)
 #undef INVAR_DEQUANTIZE
+      case WeightFormat::int8:
+      case WeightFormat::fp8:
       case WeightFormat::count:
         break;
     }

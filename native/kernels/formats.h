@@ -108,6 +108,27 @@ struct FormatMXFP4 : Block32<RecordMXFP4> {
   }
 };
 
+// d * (q - z) = q * d - z * d, both products exact in fp32.
+struct FormatI4Z : Block32<RecordI4Z> {
+  static constexpr int kStarts = 0;
+  static constexpr bool kMin = true, kHighBits = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    return FormatQ4_0::pair(group, h, j, vector);
+  }
+  INVAR_INLINE VF min(const uint8_t* record, int column) {
+    return neg(scale(record, column) * to_float(load_u8(record + Record::zero + column)));
+  }
+};
+struct FormatI8Z : Block32<RecordI8Z> {
+  static constexpr bool kMin = true, kHighBits = false, kWide = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    return FormatQ8_0::pair(group, h, j, vector);
+  }
+  INVAR_INLINE VF min(const uint8_t* record, int column) {
+    return neg(scale(record, column) * load_f16(record + Record::zero + 2 * column));
+  }
+};
+
 template <class R, int group, int sums>
 struct Block256 {
   using Record = R;

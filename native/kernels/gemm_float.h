@@ -1,5 +1,6 @@
 // One panel times rows of fp32 or bf16 activations. Per output: one fp32 accumulator over KC values
-// of K in ascending order, by fma; then total = total + acc, the total starting at zero.
+// of K in ascending order, by fma; then total = total + acc, the total starting at zero. For fp8,
+// KC is a record's 128 and its scales count: total = fma(acc, d, total).
 #pragma once
 
 #include "kernels/gemm_int.h"
@@ -23,6 +24,11 @@ struct StepF32 {
 struct StepF16 : StepF32 {
   static constexpr int kWeightBytes = 2;
   INVAR_INLINE VF weights(const uint8_t* p, int) { return load_f16(p); }
+};
+// Values of e4m3 divided by 256, which the scale of their record makes up for.
+struct StepFp8 : StepF32 {
+  static constexpr int kWeightBytes = 1;
+  INVAR_INLINE VF weights(const uint8_t* p, int) { return load_e4m3(p); }
 };
 #if defined(INVAR_ISA_AVX512)
 struct StepBf16 {
@@ -69,7 +75,8 @@ struct StepBf16 {
 
 template <class S, int R, int C>
 INVAR_NOINLINE void tile_float(const uint8_t* weights, int steps, int vector, const uint8_t* act,
-                               int64_t act_stride, float* out, int64_t out_stride) {
+                               int64_t act_stride, float* out, int64_t out_stride,
+                               const float* scales) {
   constexpr int kStride = kPanelColumns * S::kWeightBytes;
   const Rows<R> rows(act, act_stride);
   VF acc[R][C];
@@ -96,7 +103,10 @@ INVAR_NOINLINE void tile_float(const uint8_t* weights, int steps, int vector, co
   INVAR_UNROLL for (int r = 0; r < R; r++) {
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       float* o = out + r * out_stride + (vector + c) * W;
-      store(o, load(o) + acc[r][c]);
+      if constexpr (std::is_same_v<S, StepFp8>)
+        store(o, fma(acc[r][c], load(scales + (vector + c) * W), load(o)));
+      else
+        store(o, load(o) + acc[r][c]);
     }
   }
 }
@@ -104,32 +114,33 @@ INVAR_NOINLINE void tile_float(const uint8_t* weights, int steps, int vector, co
 // Two fma pipes of latency 4 want at least 8 accumulators in flight: 6 x 2, 4 x 2, 2 x 4.
 template <class S, int R>
 INVAR_INLINE void row_tile_float(const uint8_t* weights, int steps, const uint8_t* act,
-                                 int64_t act_stride, float* out, int64_t out_stride) {
+                                 int64_t act_stride, float* out, int64_t out_stride,
+                                 const float* scales) {
   constexpr int C = R <= 2 ? (kPanelVectors < 4 ? kPanelVectors : 4) : kTileVectors;
   for (int v = 0; v < kPanelVectors; v += C)
-    tile_float<S, R, C>(weights, steps, v, act, act_stride, out, out_stride);
+    tile_float<S, R, C>(weights, steps, v, act, act_stride, out, out_stride, scales);
 }
 
-// One chunk of K for all rows.
+// One chunk of K for all rows; scales: of its columns, where the format has them.
 template <class S>
 static void chunk_float(const uint8_t* weights, int steps, const uint8_t* act, int64_t act_stride,
-                        int rows, float* out, int64_t out_stride) {
+                        int rows, float* out, int64_t out_stride, const float* scales = nullptr) {
   int r = 0;
   for (; r + 6 <= rows; r += 6)
     row_tile_float<S, 6>(weights, steps, act + r * act_stride, act_stride, out + r * out_stride,
-                         out_stride);
+                         out_stride, scales);
   for (; r + 4 <= rows; r += 4)
     row_tile_float<S, 4>(weights, steps, act + r * act_stride, act_stride, out + r * out_stride,
-                         out_stride);
+                         out_stride, scales);
   act += r * act_stride;
   out += r * out_stride;
   switch (rows - r) {
     case 1:
-      return row_tile_float<S, 1>(weights, steps, act, act_stride, out, out_stride);
+      return row_tile_float<S, 1>(weights, steps, act, act_stride, out, out_stride, scales);
     case 2:
-      return row_tile_float<S, 2>(weights, steps, act, act_stride, out, out_stride);
+      return row_tile_float<S, 2>(weights, steps, act, act_stride, out, out_stride, scales);
     case 3:
-      return row_tile_float<S, 3>(weights, steps, act, act_stride, out, out_stride);
+      return row_tile_float<S, 3>(weights, steps, act, act_stride, out, out_stride, scales);
     default:
       return;
   }
@@ -147,6 +158,16 @@ static void gemm_float(const uint8_t* panel, int64_t k, const uint8_t* act, int6
     const uint8_t* w = panel + first * kPanelColumns * S::kWeightBytes;
     const uint8_t* a = act + first * S::kActBytes;
     chunk_float<S>(w, n, a, act_stride, rows, out, out_stride);
+  }
+}
+
+static void gemm_fp8(const uint8_t* panel, int64_t k, const uint8_t* act, int64_t act_stride,
+                     int rows, float* out, int64_t out_stride) {
+  for (int r = 0; r < rows; r++) memset(out + r * out_stride, 0, kPanelColumns * 4);
+  for (int64_t first = 0; first < k; first += kFp8K, panel += kFp8Bytes) {
+    const int n = (int)(k - first < kFp8K ? k - first : kFp8K);
+    chunk_float<StepFp8>(panel + kQuadBytes, n, act + first * 4, act_stride, rows, out, out_stride,
+                         (const float*)panel);
   }
 }
 

@@ -3,6 +3,7 @@
 //   q4_0, q5_0, q8_0,  for each 32: acc = fma(float(sum), d * da, acc), sum of (code - bias) * a
 //   iq4_nl, mxfp4
 //   q4_1               then also:   acc = fma(m, scaled_sum, acc)
+//   int4_zp, int8_zp   then also:   acc = fma(-(d * z), scaled_sum, acc)
 //   q5_1               then also:   acc = fma(fma(16, d, m), scaled_sum, acc), the bias being 16
 //   q2_k, q4_k, q5_k   for each 256: t = sum of scale * (sum of code * a),
 //                                    u = sum of min * (sum of a),
@@ -396,7 +397,7 @@ INVAR_INLINE void all_rows(Slab& s, int rows) {
 template <class F>
 static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, const uint8_t* act,
                      int64_t act_stride, int rows, float* out, int64_t out_stride) {
-  constexpr bool kBytes = std::is_same_v<F, FormatQ8_0>;
+  constexpr bool kBytes = std::is_same_v<F, FormatQ8_0> || std::is_same_v<F, FormatI8Z>;
   constexpr int kWidenRows = kBytes ? 0 : F::kHighBits ? kWidenHighBits : kWidenNibbles;
   constexpr int64_t kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
   const ActLayout layout = act_layout(act_format, k);

@@ -36,14 +36,18 @@ enum class WeightFormat : int {
   iq4_nl,
   iq4_xs,
   mxfp4,
+  int4_zp,
+  int8_zp,
+  int8,
+  fp8,
   count
 };
-constexpr const char* kWeightFormatNames[] = {"f32",  "f16",    "bf16",   "q4_0", "q4_1", "q5_0",
-                                              "q5_1", "q8_0",   "q2_k",   "q3_k", "q4_k", "q5_k",
-                                              "q6_k", "iq4_nl", "iq4_xs", "mxfp4"};
+constexpr const char* kWeightFormatNames[] = {
+    "f32",  "f16",  "bf16", "q4_0",   "q4_1",   "q5_0",  "q5_1",    "q8_0",    "q2_k", "q3_k",
+    "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "int4_zp", "int8_zp", "int8", "fp8"};
 static_assert(sizeof kWeightFormatNames == sizeof(char*) * (int)WeightFormat::count);
 
-enum class ActFormat : int { f32, bf16, q8_32, q8_256 };
+enum class ActFormat : int { f32, bf16, q8_32, q8_256, q8_row };
 
 constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 4 (NEON)
 
@@ -52,24 +56,27 @@ constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 
 //   bf16    uint16[k rounded up to 2], zero padded | the same values as float
 //   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
 //   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
+//   q8_row  int8 codes[k rounded up to 4], zero padded | float scale | int32 start
 // codes = nearest-even(x / scale) with scale = max|x| / 127 over the block (scale 0: codes 0);
 // computed as x * (127 / max|x|), scale = max|x| * (1/127) in fp32; a scale that would be denormal
 // is 0; a block that holds inf or NaN has scale NaN and codes 0, so that its outputs are NaN.
 // start = -8 (q8_32) or -32 (q8_256) times the exact sum of the codes at K % 4 in {0, 1} and in
 // {2, 3}: where dot.h starts its sums, the weights' bias being a multiple of it. scaled_sum =
-// scale * float(exact sum). Each part starts on a 64-byte boundary; 64 bytes are added when the
+// scale * float(exact sum). The one block of q8_row is the row, its start -128 times the sum of all
+// codes. Each part starts on a 64-byte boundary; 64 bytes are added when the
 // total is a multiple of 4096, since rows a power of two apart alias in L1.
 struct ActLayout {
   int64_t scale_offset, sum_offset, scaled_sum_offset, widened_offset, row_bytes;
 };
 ActLayout act_layout(ActFormat format, int64_t k);
 
-ActFormat act_format_of(WeightFormat format);  // blocks of 32: q8_32; of 256: q8_256
+// Blocks of 32: q8_32; of 256: q8_256; rows of int8: q8_row; rows of fp8: f32.
+ActFormat act_format_of(WeightFormat format);
 
 // Packed weights: ceil(n / 32) panels, each `panel_bytes` long (a multiple of 64); columns past n
 // have zero scales. A panel is one sequential stream of records; the layouts are in records.h.
 int64_t panel_bytes(WeightFormat format, int64_t k);
-int64_t row_bytes_ggml(WeightFormat format, int64_t k);  // of the unpacked GGML row
+int64_t row_bytes_ggml(WeightFormat format, int64_t k);  // of the unpacked row, as in records.h
 
 struct LinearKernels {
   // Packs panels [first, last) of a weight matrix [n, k] in GGML row layout.
@@ -77,6 +84,9 @@ struct LinearKernels {
                uint8_t* out);
   // fp32 values of one GGML row (embedding lookup): exactly ggml's formula in fp32.
   void (*dequantize_row)(WeightFormat, const uint8_t* row, int64_t k, float* out);
+  // A row of fp32 values, all finite, in a format that weights are brought to when a model is
+  // loaded (encode.h); false: there is no encoder for it.
+  bool (*encode_row)(WeightFormat, const float* x, int64_t k, uint8_t* row);
   // Columns [first, first + count) of an activation row, from their fp32 values x[count]. Both are
   // whole blocks of the format; blocks know nothing of each other, so that a row quantised in
   // pieces has the bits of a row quantised at once.

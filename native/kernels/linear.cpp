@@ -1,7 +1,9 @@
 // The table of linear kernels of one instruction set.
 #include "kernels/dequantize.h"
+#include "kernels/encode.h"
 #include "kernels/gemm_float.h"
 #include "kernels/gemm_int.h"
+#include "kernels/gemm_row.h"
 #include "kernels/pack.h"
 #include "kernels/quantize.h"
 
@@ -23,11 +25,16 @@ static void gemm(WeightFormat format, const uint8_t* panel, int64_t k, const uin
     INVAR_RECORD_FORMATS(INVAR_INT)
 #undef INVAR_FLOAT
 #undef INVAR_INT
+    case WeightFormat::int8:
+      return gemm_int8(panel, k, act, act_stride, rows, out, out_stride);
+    case WeightFormat::fp8:
+      return gemm_fp8(panel, k, act, act_stride, rows, out, out_stride);
     case WeightFormat::count:
       break;
   }
 }
 
-extern const LinearKernels linear_kernels = {pack, dequantize_row, quantize_columns, gemm};
+extern const LinearKernels linear_kernels = {pack, dequantize_row, encode_row, quantize_columns,
+                                             gemm};
 
 }  // namespace invar::INVAR_ISA

@@ -40,6 +40,34 @@ static void pack_bf16(const uint8_t* rows, int64_t row_bytes, int columns, int64
   for (int c = 0; c < columns; c++) memcpy(last + 4 * c, rows + c * row_bytes + (k - 1) * 2, 2);
 }
 
+static void pack_int8(const uint8_t* rows, int64_t row_bytes, int columns, int64_t k,
+                      uint8_t* out) {
+  memset(out, 0, kQuadBytes);
+  for (int c = 0; c < columns; c++) memcpy(out + 4 * c, rows + c * row_bytes, 4);
+  out += kQuadBytes;
+  pack_items<uint32_t>(rows + 4, row_bytes, columns, k / 4, out);
+  if (k % 4 == 0) return;
+  uint8_t* last = out + k / 4 * kQuadBytes;
+  memset(last, 0, kQuadBytes);
+  for (int c = 0; c < columns; c++)
+    memcpy(last + 4 * c, rows + c * row_bytes + 4 + k / 4 * 4, (size_t)(k % 4));
+}
+
+static void pack_fp8(const uint8_t* rows, int64_t row_bytes, int columns, int64_t k, uint8_t* out) {
+  const uint8_t* codes = rows + scale_bytes(WeightFormat::fp8, k);
+  for (int64_t first = 0; first < k; first += kFp8K, out += kFp8Bytes) {
+    memset(out, 0, kFp8Bytes);
+    for (int c = 0; c < columns; c++) {
+      float scale;
+      memcpy(&scale, rows + c * row_bytes + first / kFp8K * 4, 4);
+      scale *= 256;
+      memcpy(out + 4 * c, &scale, 4);
+    }
+    pack_items<uint8_t>(codes + first, row_bytes, columns, k - first < kFp8K ? k - first : kFp8K,
+                        out + kQuadBytes);
+  }
+}
+
 // `rows` is the whole matrix; `out` is where panel `first` begins.
 static void pack(WeightFormat format, const uint8_t* rows, int64_t n, int64_t k, int64_t first,
                  int64_t last, uint8_t* out) {
@@ -58,6 +86,12 @@ static void pack(WeightFormat format, const uint8_t* rows, int64_t n, int64_t k,
         break;
       case WeightFormat::bf16:
         pack_bf16(from, row_bytes, columns, k, to);
+        break;
+      case WeightFormat::int8:
+        pack_int8(from, row_bytes, columns, k, to);
+        break;
+      case WeightFormat::fp8:
+        pack_fp8(from, row_bytes, columns, k, to);
         break;
 #define INVAR_PACK(name, Suffix)                                                \
   case WeightFormat::name:                                                      \

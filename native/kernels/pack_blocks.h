@@ -186,4 +186,15 @@ INVAR_INLINE void pack_mxfp4(const uint8_t* block, int c, uint8_t* record) {
   pack_nibbles(block + 1, c, record + RecordMXFP4::codes);
 }
 
+INVAR_INLINE void pack_int4_zp(const uint8_t* block, int c, uint8_t* record) {
+  put_half(record + RecordI4Z::scale, c, block);
+  record[RecordI4Z::zero + c] = block[2];
+  pack_nibbles(block + 3, c, record + RecordI4Z::codes);
+}
+INVAR_INLINE void pack_int8_zp(const uint8_t* block, int c, uint8_t* record) {
+  put_half(record + RecordI8Z::scale, c, block);
+  put_half(record + RecordI8Z::zero, c, block + 2);
+  for (int j = 0; j < 8; j++) put_word(record + RecordI8Z::codes, j, c, word_at(block + 4 + 4 * j));
+}
+
 }  // namespace invar::INVAR_ISA

@@ -2,6 +2,7 @@
 //
 //   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
 //   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
+//   q8_row  int8 codes[k] | float scale | int32 start, -128 times the sum of all codes
 //
 // start: -8 times (q8_32) or -32 times (q8_256) the sums of the codes with K % 4 in {0, 1} and in
 // {2, 3}: the values at which dot.h starts its sums. At most 8 * 127 * 16 and 32 * 127 * 8.
@@ -65,6 +66,37 @@ INVAR_INLINE void quantize_q8_256(const ActLayout& layout, const float* x, int64
   }
 }
 
+// The row as one block.
+INVAR_INLINE void quantize_q8_row(const ActLayout& layout, const float* x, int64_t k,
+                                  uint8_t* row) {
+  VI magnitude = zero_i(), sum = zero_i();
+  const int64_t whole = k / W * W;
+  const int rest = (int)(k - whole);
+  for (int64_t i = 0; i < whole; i += W)
+    magnitude = max(magnitude, as_int(load(x + i)) & set1_i(INT32_MAX));
+  magnitude = max(magnitude, as_int(load_n(x + whole, rest)) & set1_i(INT32_MAX));
+  float factor;
+  const float scale = block_scale(max_lane(magnitude), &factor);
+  memcpy(row + layout.scale_offset, &scale, 4);
+  if (factor == 0) {
+    memset(row, 0, (size_t)(k + 3) / 4 * 4);
+  } else {
+    for (int64_t i = 0; i < whole; i += W) {
+      const VI q = to_int(load(x + i) * set1(factor));
+      store_s8((int8_t*)row + i, q);
+      sum = sum + q;
+    }
+    int8_t last[W];
+    const VI q = to_int(load_n(x + whole, rest) * set1(factor));
+    store_s8(last, q);
+    sum = sum + q;
+    memcpy(row + whole, last, (size_t)((rest + 3) / 4 * 4));
+  }
+  const HalfSums sums = half_sums(sum);
+  const int32_t start = -128 * (sums.first + sums.second);
+  memcpy(row + layout.sum_offset, &start, 4);
+}
+
 // W values as bf16 and, for kernels that multiply in fp32, widened again.
 INVAR_INLINE void write_bf16(VF x, uint16_t* pairs, float* widened) {
   store_bf16(pairs, x);
@@ -102,6 +134,9 @@ static void quantize_columns(ActFormat format, const ActLayout& layout, const fl
       break;
     case ActFormat::q8_256:
       quantize_q8_256(layout, x, first / 256, count / 256, row);
+      break;
+    case ActFormat::q8_row:
+      quantize_q8_row(layout, x, count, row);
       break;
   }
 }

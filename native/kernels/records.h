@@ -1,6 +1,6 @@
 // Packed weight panels, byte by byte. A panel is 32 columns; inside it records follow each other,
-// each covering kRecordK of K and whole cache lines, mxfp4 apart. [x] below is one byte per index
-// unless a type is given; c is the column, t the place in a quad (4 neighbouring K).
+// each covering kRecordK of K and whole cache lines, mxfp4 and int4_zp apart. [x] below is one byte
+// per index unless a type is given; c is the column, t the place in a quad (4 neighbouring K).
 //
 //   f32    K x 1     float[32]
 //   f16    K x 1     uint16[32]
@@ -26,6 +26,10 @@
 //   iq4_nl K x 32    as q4_0, the nibbles being places in kIq4Values                9 lines
 //   iq4_xs K x 256   f16 d[32] | s8 scales[8][c] | nibbles[8] as iq4_nl            69 lines
 //   mxfp4  K x 32    e[c] | nibbles as q4_0, places in kMxfp4Values                8.5 lines
+//   int4_zp K x 32   f16 d[32] | z[c] | nibbles as q4_0                            9.5 lines
+//   int8_zp K x 32   f16 d[32] | f16 z[32] | s8 codes[8][c][t]                     18 lines
+//   int8   all K     float d[32] | s8 codes[K/4][c][t], K padded with zeros to quads
+//   fp8    K x 128   float 256 d[32] | e4m3 codes[128][c]; the last one may be short
 #pragma once
 
 #include "kernels/kernels.h"
@@ -50,6 +54,11 @@ constexpr int kHalfRow = 2 * kPanelColumns;  // a row of f16, one per column
 //   iq4_nl { f16 d; u8 qs[16] }
 //   iq4_xs { f16 d; u16 scales_h; u8 scales_l[4], qs[128] }
 //   mxfp4 { u8 e; u8 qs[16] }
+// and two like them for groups of codes with a zero point z, d * (q - z): element i of the first
+// half of 32 in the low nibbles, as in GGML's; d of a larger group is repeated.
+//   int4_zp { f16 d; u8 z; u8 qs[16] }        int8_zp { f16 d; f16 z - 128; s8 q - 128 [32] }
+// Rows of int8 and fp8 are one block:
+//   int8 { float d; s8 q[k] }                 fp8 { float d[ceil(k / 128)]; e4m3 q[k] }
 struct RecordQ4_0 {
   static constexpr int k = 32, ggml_bytes = 18, scale = 0, codes = kHalfRow,
                        bytes = codes + 4 * kQuadBytes;
@@ -107,6 +116,16 @@ struct RecordMXFP4 {
   static constexpr int k = 32, ggml_bytes = 17, scale = 0, codes = kPanelColumns,
                        bytes = codes + 4 * kQuadBytes;
 };
+struct RecordI4Z {
+  static constexpr int k = 32, ggml_bytes = 19, scale = 0, zero = kHalfRow,
+                       codes = zero + kPanelColumns, bytes = codes + 4 * kQuadBytes;
+};
+struct RecordI8Z {
+  static constexpr int k = 32, ggml_bytes = 36, scale = 0, zero = kHalfRow, codes = 2 * kHalfRow,
+                       bytes = codes + 8 * kQuadBytes;
+};
+constexpr int kFp8K = 128;  // K that shares a scale: the blocks of DeepSeek's and Qwen's files
+constexpr int kFp8Bytes = kQuadBytes + kFp8K * kPanelColumns;
 static_assert(RecordQ4_0::bytes == 9 * 64 && RecordQ4_1::bytes == 10 * 64);
 static_assert(RecordQ5_0::bytes == 11 * 64 && RecordQ5_1::bytes == 12 * 64);
 static_assert(RecordQ8_0::bytes == 17 * 64);
@@ -114,6 +133,7 @@ static_assert(RecordQ2_K::bytes == 42 * 64 && RecordQ3_K::bytes == 57 * 64);
 static_assert(RecordQ4_K::bytes == 74 * 64 && RecordQ5_K::bytes == 90 * 64);
 static_assert(RecordQ6_K::bytes == 105 * 64);
 static_assert(RecordIQ4_XS::bytes == 69 * 64 && RecordMXFP4::bytes == 17 * 32);
+static_assert(RecordI4Z::bytes == 19 * 32 && RecordI8Z::bytes == 18 * 64);
 
 // X(name, Suffix) for every format with a record: WeightFormat::name, RecordSuffix.
 #define INVAR_RECORD_FORMATS(X) \
@@ -129,9 +149,11 @@ static_assert(RecordIQ4_XS::bytes == 69 * 64 && RecordMXFP4::bytes == 17 * 32);
   X(q6_k, Q6_K)                 \
   X(iq4_nl, IQ4_NL)             \
   X(iq4_xs, IQ4_XS)             \
-  X(mxfp4, MXFP4)
+  X(mxfp4, MXFP4)               \
+  X(int4_zp, I4Z)               \
+  X(int8_zp, I8Z)
 
-// A GGML block: `k` values in `bytes` bytes.
+// A GGML block: `k` values in `bytes` bytes. Rows of int8 and fp8 have bytes besides (scale_bytes).
 struct GgmlBlock {
   int k, bytes;
 };
@@ -142,6 +164,9 @@ constexpr GgmlBlock ggml_block(WeightFormat format) {
     case WeightFormat::f16:
     case WeightFormat::bf16:
       return {1, 2};
+    case WeightFormat::int8:
+    case WeightFormat::fp8:
+      return {1, 1};
 #define INVAR_BLOCK(name, Suffix) \
   case WeightFormat::name:        \
     return {Record##Suffix::k, Record##Suffix::ggml_bytes};
@@ -151,6 +176,12 @@ constexpr GgmlBlock ggml_block(WeightFormat format) {
       break;
   }
   return {1, 0};
+}
+
+// Scales that open a row of k values.
+constexpr int64_t scale_bytes(WeightFormat format, int64_t k) {
+  if (format == WeightFormat::int8) return 4;
+  return format == WeightFormat::fp8 ? (k + kFp8K - 1) / kFp8K * 4 : 0;
 }
 
 // Scale and minimum of 32-block g of a q4_k or q5_k block, 6 bits each: the first four pairs lie in

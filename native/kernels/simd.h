@@ -18,6 +18,8 @@
 //   to bf16: nearest-even; denormals become signed zeros, NaN stays NaN (vcvtneps2bf16).
 //   to f16: nearest-even; from 65,520 on infinity, subnormal halves stay, NaN stays NaN
 //   (vcvtps2ph).
+//   load_e4m3: W bytes of e4m3fn divided by 256: a half that has the code's exponent as it is, so
+//     that its subnormals are those of the code. What stands for NaN is 480 / 256.
 //   ..._n(p, n): lanes [0, n) only, 0 <= n <= W; loads give zero elsewhere, memory past n is not
 //     touched.
 #pragma once

@@ -124,6 +124,10 @@ INVAR_INLINE VI select(VM m, VI yes, VI no) {
 INVAR_INLINE VF load_f16(const void* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p))};
 }
+INVAR_INLINE VF load_e4m3(const uint8_t* p) {
+  const __m128i high = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i*)p));
+  return {_mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16((int16_t)0xbfff)))};
+}
 INVAR_INLINE void store_f16(void* p, VF a) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -121,6 +121,13 @@ INVAR_INLINE VI select(VM m, VI yes, VI no) { return {_mm512_mask_blend_epi32(m.
 INVAR_INLINE VF load_f16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))};
 }
+INVAR_INLINE VF load_e4m3(const uint8_t* p) {
+  const __m512i x =
+      _mm512_cvtepu8_epi16(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)p)));
+  const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(x, 8), _mm512_set1_epi16((short)0x8000));
+  const __m512i rest = _mm512_and_si512(_mm512_slli_epi16(x, 7), _mm512_set1_epi16(0x3f80));
+  return {_mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_or_si512(sign, rest)))};
+}
 INVAR_INLINE void store_f16(void* p, VF a) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }

@@ -164,6 +164,14 @@ INVAR_INLINE VF load_f16(const void* p) {
   r = select(less(set1_i(0x7c00), magnitude), bit_or(r, set1_i(0x400000)), r);
   return as_float(bit_or(r, shift_left<16>(bit_and(x, set1_i(0x8000)))));
 }
+INVAR_INLINE VF load_e4m3(const uint8_t* p) {
+  VI x;
+  for (int i = 0; i < W; i++) x.v[i] = p[i];
+  const VI magnitude = bit_and(x, set1_i(0x7f));
+  VI r = add(shift_left<20>(magnitude), set1_i(112 << 23));
+  r = select(less(magnitude, set1_i(8)), as_int(mul(to_float(magnitude), set1(0x1p-17f))), r);
+  return as_float(bit_or(r, shift_left<24>(bit_and(x, set1_i(0x80)))));
+}
 // A subnormal half is an integer times 2^-24, which rounds as integers do.
 INVAR_INLINE void store_f16(void* p, VF a) {
   VI x = as_int(a), magnitude = bit_and(x, set1_i(INT32_MAX));

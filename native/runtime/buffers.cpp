@@ -11,6 +11,7 @@ int64_t act_block(ActFormat format) {
     case ActFormat::bf16:
       return 2;
     case ActFormat::f32:
+    case ActFormat::q8_row:  // of any length; never in parts
       break;
   }
   return 1;

@@ -40,6 +40,11 @@ ActLayout act_layout(ActFormat format, int64_t k) {
       layout.sum_offset = part(k / 16 * 4);
       layout.scaled_sum_offset = part(k / 32 * 2);
       break;
+    case ActFormat::q8_row:
+      part(round_up(k, 4));
+      layout.scale_offset = part(4);
+      layout.sum_offset = part(4);
+      break;
   }
   layout.row_bytes = end % kAliasing == 0 ? end + kLine : end;
   return layout;
@@ -47,6 +52,7 @@ ActLayout act_layout(ActFormat format, int64_t k) {
 
 ActFormat act_format_of(WeightFormat format) {
   if (format == WeightFormat::bf16) return ActFormat::bf16;
+  if (format == WeightFormat::int8) return ActFormat::q8_row;
   const int block = ggml_block(format).k;
   return block == 256 ? ActFormat::q8_256 : block == 32 ? ActFormat::q8_32 : ActFormat::f32;
 }
@@ -59,6 +65,10 @@ int64_t panel_bytes(WeightFormat format, int64_t k) {
       return k * 2 * kPanelColumns;
     case WeightFormat::bf16:
       return round_up(k, 2) * 2 * kPanelColumns;
+    case WeightFormat::int8:
+      return kQuadBytes + round_up(k, 4) * kPanelColumns;
+    case WeightFormat::fp8:
+      return round_up(k, kFp8K) / kFp8K * kFp8Bytes;
 #define INVAR_PANEL(name, Suffix) \
   case WeightFormat::name:        \
     return round_up(k / Record##Suffix::k * Record##Suffix::bytes, kLine);
@@ -72,7 +82,7 @@ int64_t panel_bytes(WeightFormat format, int64_t k) {
 
 int64_t row_bytes_ggml(WeightFormat format, int64_t k) {
   GgmlBlock block = ggml_block(format);
-  return k / block.k * block.bytes;
+  return scale_bytes(format, k) + k / block.k * block.bytes;
 }
 
 }  // namespace invar

@@ -25,9 +25,11 @@ struct Bytes {  // 64-byte aligned
 
 // ---------------------------------------------------------------- formats
 
-inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16; }
+// Formats that are multiplied in fp32 or bf16; of one row with a scale; of rows of codes.
+inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16 || f == WeightFormat::fp8; }
+inline bool is_row(WeightFormat f) { return f == WeightFormat::int8; }
 inline int64_t block_k(WeightFormat f) {
-  return is_float(f) ? 1 : act_format_of(f) == ActFormat::q8_32 ? 32 : 256;
+  return is_float(f) || is_row(f) ? 1 : act_format_of(f) == ActFormat::q8_32 ? 32 : 256;
 }
 inline const char* name_of(WeightFormat f) { return kWeightFormatNames[(int)f]; }
 
@@ -106,8 +108,28 @@ inline Element element_256(WeightFormat f, const uint8_t* p, int i) {
   }
 }
 
+// OCP e4m3fn.
+inline float e4m3(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float x =
+      std::ldexp((float)(exponent ? 8 + mantissa : mantissa), std::max(exponent, 1) - 10);
+  return code & 128 ? -x : x;
+}
+inline float float_at(const uint8_t* p) {
+  float x;
+  memcpy(&x, p, 4);
+  return x;
+}
+
+// Element i of row of k whose scales stand at its beginning.
+inline Element element_of_row(WeightFormat f, const uint8_t* row, int64_t k, int64_t i) {
+  if (f == WeightFormat::int8) return {float_at(row), 1, (float)(int8_t)row[4 + i]};
+  return {float_at(row + i / 128 * 4), 1, e4m3(row[(k + 127) / 128 * 4 + i])};
+}
+
 // Element i of a GGML row, from the format's description.
-inline Element element(WeightFormat f, const uint8_t* row, int64_t i) {
+inline Element element(WeightFormat f, const uint8_t* row, int64_t k, int64_t i) {
+  if (is_row(f) || f == WeightFormat::fp8) return element_of_row(f, row, k, i);
   const uint8_t* p = row + row_bytes_ggml(f, i / block_k(f) * block_k(f));
   const int64_t e = i % block_k(f);
   float x;
@@ -135,6 +157,14 @@ inline Element element(WeightFormat f, const uint8_t* row, int64_t i) {
       return {half_value(p), 1, (float)(int8_t)p[2 + e]};
     case WeightFormat::iq4_nl:
       return {half_value(p), 1, (float)kIq4[nibble(p + 2, e)]};
+    case WeightFormat::int4_zp: {
+      const float d = half_value(p);
+      return {d, 1, (float)nibble(p + 3, e), -(d * (float)p[2]), 1};
+    }
+    case WeightFormat::int8_zp: {
+      const float d = half_value(p);
+      return {d, 1, (float)(int8_t)p[4 + e], -(d * half_value(p + 2)), 1};
+    }
     case WeightFormat::mxfp4:  // a denormal scale is zero
       return {p[0] < 2 ? 0 : std::ldexp(1.0f, p[0] - 128), 1, (float)twice_e2m1(nibble(p + 1, e))};
     default:
@@ -172,11 +202,11 @@ inline float reference_32(WeightFormat f, const uint8_t* row, const uint8_t* act
   const ActLayout layout = act_layout(ActFormat::q8_32, k);
   float acc = 0;
   for (int64_t b = 0; b < k / 32; b++) {
-    const Element first = element(f, row, 32 * b);
+    const Element first = element(f, row, k, 32 * b);
     const float bias = f == WeightFormat::q5_1 ? 16 : 0;
     float sum = 0;  // of integers below 2^24: exact
     for (int64_t i = 32 * b; i < 32 * b + 32; i++)
-      sum += (element(f, row, i).code - bias) * code_of(act, i);
+      sum += (element(f, row, k, i).code - bias) * code_of(act, i);
     const float da = ((const float*)(act + layout.scale_offset))[b];
     acc = std::fma(sum, first.d * da, acc);
     if (first.min == 0) continue;
@@ -190,10 +220,10 @@ inline float reference_256(WeightFormat f, const uint8_t* row, const uint8_t* ac
   const ActLayout layout = act_layout(ActFormat::q8_256, k);
   float acc = 0;
   for (int64_t b = 0; b < k / 256; b++) {
-    const Element first = element(f, row, 256 * b);
+    const Element first = element(f, row, k, 256 * b);
     int64_t t = 0, u = 0;
     for (int64_t i = 256 * b; i < 256 * b + 256; i++) {
-      const Element e = element(f, row, i);
+      const Element e = element(f, row, k, i);
       t += e.scale * (int64_t)(e.code * code_of(act, i));
       u += e.min * (int64_t)code_of(act, i);
     }
@@ -208,9 +238,10 @@ inline float reference_256(WeightFormat f, const uint8_t* row, const uint8_t* ac
 
 inline float reference_float(WeightFormat f, const uint8_t* row, const uint8_t* act, int64_t k) {
   float total = 0;
-  for (int64_t first = 0; first < k; first += 512) {
+  const int64_t chunk = f == WeightFormat::fp8 ? 128 : 512;
+  for (int64_t first = 0; first < k; first += chunk) {
     float acc = 0;
-    for (int64_t i = first; i < k && i < first + 512; i++) {
+    for (int64_t i = first; i < k && i < first + chunk; i++) {
       int64_t at = i;  // of a bf16 pair, the odd element comes first
       float a;
       if (f == WeightFormat::bf16) {
@@ -221,16 +252,25 @@ inline float reference_float(WeightFormat f, const uint8_t* row, const uint8_t* 
       } else {
         a = ((const float*)act)[at];
       }
-      acc = std::fma(element(f, row, at).code, a, acc);
+      acc = std::fma(element(f, row, k, at).code, a, acc);
     }
-    total = total + acc;
+    total =
+        f == WeightFormat::fp8 ? std::fma(acc, element(f, row, k, first).d, total) : total + acc;
   }
   return total;
+}
+
+inline float reference_row(WeightFormat f, const uint8_t* row, const uint8_t* act, int64_t k) {
+  const ActLayout layout = act_layout(ActFormat::q8_row, k);
+  int64_t sum = 0;
+  for (int64_t i = 0; i < k; i++) sum += (int64_t)(element(f, row, k, i).code * code_of(act, i));
+  return (float)sum * (float_at(row) * float_at(act + layout.scale_offset));
 }
 
 // One output as kernels.h and gemm_int.h define it, to the bit.
 inline float reference(WeightFormat f, const uint8_t* row, const uint8_t* act, int64_t k) {
   if (is_float(f)) return reference_float(f, row, act, k);
+  if (is_row(f)) return reference_row(f, row, act, k);
   return block_k(f) == 32 ? reference_32(f, row, act, k) : reference_256(f, row, act, k);
 }
 
@@ -241,6 +281,20 @@ inline float reference(WeightFormat f, const uint8_t* row, const uint8_t* act, i
 inline void random_rows(WeightFormat f, Bytes& rows, int64_t n, int64_t k, std::mt19937& rng,
                         bool extreme) {
   std::normal_distribution<float> normal;
+  if (is_row(f) || f == WeightFormat::fp8) {
+    const int64_t row_bytes = row_bytes_ggml(f, k), scales = row_bytes - k;
+    for (int64_t i = 0; i < n * row_bytes; i++) {
+      uint8_t code = (uint8_t)(extreme ? (rng() % 2 ? 0x80 : 0x7e) : rng());
+      rows.p[i] = (code & 127) == 127 && !is_row(f) ? 1 : code;
+    }
+    for (int64_t r = 0; r < n; r++) {
+      for (int64_t s = 0; s < scales; s += 4) {
+        const float x = rng() % 16 == 0 ? 0 : normal(rng) / 64;
+        memcpy(rows.p + r * row_bytes + s, &x, 4);
+      }
+    }
+    return;
+  }
   auto half = [&] {
     if (rng() % 16 == 0) return (uint16_t)(rng() & 0x83ff);
     return (uint16_t)((rng() & 0x8000) | (0x1800 + rng() % 0x1400));
@@ -261,6 +315,8 @@ inline void random_rows(WeightFormat f, Bytes& rows, int64_t n, int64_t k, std::
     const uint16_t d = half(), m = half();
     const Halves at = halves_of(f);
     memcpy(p + at.d, &d, 2);
+    if (f == WeightFormat::int4_zp) p[2] %= 17;
+    if (f == WeightFormat::int8_zp) p[3] = 0x50 + p[3] % 8;  // 32 to 4,064
     if (at.m >= 0) memcpy(p + at.m, &m, 2);
   }
 }
@@ -288,7 +344,7 @@ inline std::vector<double> activation_values(ActFormat f, const uint8_t* row, in
       memcpy(&x, &bits, 4);
       r[(size_t)i] = x;
     } else {
-      const int64_t block = f == ActFormat::q8_32 ? 32 : 256;
+      const int64_t block = f == ActFormat::q8_32 ? 32 : f == ActFormat::q8_256 ? 256 : k;
       r[(size_t)i] =
           (double)code_of(row, i) * ((const float*)(row + layout.scale_offset))[i / block];
     }

@@ -20,7 +20,7 @@ void test_dequantize(const std::vector<Isa>& isas, std::mt19937& rng) {
       isa.linear->dequantize_row(f, rows.p, k, out.data());
       int bad = 0;
       for (int64_t i = 0; i < k; i++) {
-        const Element e = element(f, rows.p, i);
+        const Element e = element(f, rows.p, k, i);
         const float want = e.d * (float)e.scale * e.code + e.m * (float)e.min;
         bad += !(want == out[(size_t)i]);
       }
@@ -67,7 +67,7 @@ void test_pack_columns(const std::vector<Isa>& isas, std::mt19937& rng) {
           isa.linear->gemm(f, packed.p + p * pb, k, act.p, act_layout(af, k).row_bytes, 1,
                            out + 32 * p, 32);
         for (int64_t c = 0; c < 64; c++) {
-          Element e = c < n ? element(f, rows.p + c * row_bytes_ggml(f, k), i) : Element{};
+          Element e = c < n ? element(f, rows.p + c * row_bytes_ggml(f, k), k, i) : Element{};
           double want = 127 * e.value();
           double unit = std::fabs((double)e.d * e.scale) * (f == WeightFormat::q5_1 ? 16 : 1);
           double size = 127 * (std::fabs(e.product()) + std::fabs(e.offset()) + unit);

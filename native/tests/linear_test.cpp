@@ -57,7 +57,7 @@ Exact exact_row(const Case& t, int r) {
   Exact exact{std::vector<double>((size_t)t.n), std::vector<double>((size_t)t.n)};
   for (int64_t c = 0; c < t.n; c++) {
     for (int64_t i = 0; i < t.k; i++) {
-      const Element e = element(t.format, t.rows.p + c * t.row_bytes, i);
+      const Element e = element(t.format, t.rows.p + c * t.row_bytes, t.k, i);
       // q5_1 moves 16 d from its codes to its minimum.
       const double moved = t.format == WeightFormat::q5_1 ? 32 * std::fabs((double)e.d) : 0;
       exact.value[(size_t)c] += e.value() * a[(size_t)i];
@@ -73,6 +73,7 @@ Exact exact_row(const Case& t, int r) {
 // else per K two within a chunk of 512 and one per chunk.
 double tolerance(const Case& t) {
   double chain = is_float(t.format) ? 2.0 * std::min<int64_t>(t.k, 512) + (double)t.k / 512 + 2
+                 : is_row(t.format) ? 4.0
                  : block_k(t.format) == 32 ? 5.0 * (double)t.k / 32 + 5
                                            : 6.0 * (double)t.k / 256 + 6;
   return chain * kEps;
@@ -149,9 +150,9 @@ int main() {
   for (int i = 0; i < kFormats; i++) {
     const auto f = (WeightFormat)i;
     const std::vector<int64_t> lengths =
-        is_float(f)        ? std::vector<int64_t>{1, 2, 3, 31, 32, 511, 512, 513, 1100}
-        : block_k(f) == 32 ? std::vector<int64_t>{32, 64, 224, 256, 288, 576, 2048}
-                           : std::vector<int64_t>{256, 512, 2048};
+        is_float(f) || is_row(f) ? std::vector<int64_t>{1, 2, 3, 31, 32, 511, 512, 513, 1100}
+        : block_k(f) == 32       ? std::vector<int64_t>{32, 64, 224, 256, 288, 576, 2048}
+                                 : std::vector<int64_t>{256, 512, 2048};
     for (int64_t k : lengths) test_gemm(isas, f, k, 35, false, rng);
     for (int64_t n : {1, 31, 32, 64}) test_gemm(isas, f, 512, n, false, rng);
     test_gemm(isas, f, 512, 64, true, rng);

@@ -46,7 +46,10 @@ def test_linear(kind: QuantType, rows: int, n: int, columns: int, isa: str) -> N
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_dequantized_rows_equal_the_gguf_package(kind: QuantType, isa: str) -> None:
     raw = weights(kind, 9, 1024)
-    official = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(int(kind)))
+    if kind.in_gguf:
+        official = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType(int(kind)))
+    else:  # then our numpy decoder judges, which has hand-made bytes to answer to
+        official = dequantize(raw, kind, (9, 1024))
     for row, expected in zip(raw, official.reshape(9, 1024), strict=True):
         found = _native.kernels.dequantize_row(WEIGHT_FORMATS[kind], row, 1024, isa)
         assert found.tobytes() == expected.astype(np.float32).tobytes()

@@ -163,7 +163,7 @@ def test_b58_the_longest_context_is_the_files_and_an_answer_ends_there(tmp_path:
 def test_what_cannot_be_is_refused_at_the_start() -> None:
     for options, message in (
         ({"max_model_len": 10**6}, "beyond the 2048 tokens"),
-        ({"quantization": "awq"}, "number formats are told by the file"),
+        ({"quantization": "awq"}, "has plain weights, and awq has to be calibrated .* int8, fp8"),
         ({"max_logprobs": 1000}, "max_logprobs"),
         ({"kv_cache_memory_bytes": 1000}, "KV budget"),
         ({"tensor_parallel_size": 2}, "found 1"),

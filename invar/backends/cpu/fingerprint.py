@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from invar import _native
+from invar.backends.cpu.packing import made_from
 from invar.graph.graph import Graph, WeightSource
 
 SAMPLE_BYTES = 1024
@@ -40,12 +41,13 @@ def kv_fingerprint(graph: Graph, source: WeightSource) -> str:
     for name in sorted(source.tensors):
         tensor = source.tensors[name]
         digest.update(f"{name}:{tuple(tensor.shape)}:{int(tensor.type)};".encode())
-        content = source.raw(name).reshape(-1)
-        middle = content.size // 2
-        for sample in (
-            content[:SAMPLE_BYTES],
-            content[middle : middle + SAMPLE_BYTES],
-            content[-SAMPLE_BYTES:],
-        ):
-            digest.update(np.ascontiguousarray(sample).tobytes())
+        for stored in made_from(source, name) or (source.raw(name),):
+            content = stored.reshape(-1)
+            middle = content.size // 2
+            for sample in (
+                content[:SAMPLE_BYTES],
+                content[middle : middle + SAMPLE_BYTES],
+                content[-SAMPLE_BYTES:],
+            ):
+                digest.update(np.ascontiguousarray(sample).tobytes())
     return digest.hexdigest()

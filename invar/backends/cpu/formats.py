@@ -22,6 +22,10 @@ WEIGHT_FORMATS = {
     QuantType.IQ4_NL: "iq4_nl",
     QuantType.IQ4_XS: "iq4_xs",
     QuantType.MXFP4: "mxfp4",
+    QuantType.INT4_ZP: "int4_zp",
+    QuantType.INT8_ZP: "int8_zp",
+    QuantType.INT8: "int8",
+    QuantType.FP8: "fp8",
 }
 
 

@@ -68,7 +68,8 @@ from invar.graph.graph import (
     WeightSource,
 )
 
-ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_32": 32, "q8_256": 256}
+ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_32": 32, "q8_256": 256, "q8_row": 1}
+WHOLE_ROWS = "q8_row"  # a scale per row: not to be had from some of its columns
 
 UNITS_PER_THREAD = 8
 """A feed-forward that quantises its own output works in units of a whole activation block (256
@@ -191,7 +192,8 @@ class Lowering:
         ]
 
     def only_format(self, value: Value) -> str | None:
-        """The activation format of a value that is read by linears of one format alone."""
+        """The activation format of a value that is read by linears of one format alone, if it can
+        be made of some columns at a time."""
         if self.eager:
             return None
         formats: set[str] = set()
@@ -203,7 +205,9 @@ class Lowering:
                     formats.add(self.act_format(op.segment))
                 case _:
                     return None
-        return formats.pop() if len(formats) == 1 and value != self.graph.logits else None
+        if len(formats) != 1 or WHOLE_ROWS in formats or value == self.graph.logits:
+            return None
+        return formats.pop()
 
     # ------------------------------------------------------------ operations
 
@@ -366,6 +370,9 @@ class Lowering:
 
     def act_block(self, act_format: str) -> int:
         return ACT_BLOCKS[act_format]
+
+    def comes_in_parts(self, act_format: str) -> bool:
+        return act_format != WHOLE_ROWS
 
     def output(self, value: Value, act_format: str | None) -> dict[str, Buffer | None]:
         """A result in fp32 or, where a format is given, in activation codes at once."""

@@ -115,7 +115,8 @@ class _ExpertsLowering:
                 f"{op.down.weight}: {self.inner} columns are not whole blocks of "
                 f"{low.act_block(wanted)}, which its format needs"
             )
-        at_once = not low.eager and low.fair_units(op.used * self.inner // columns, panels)
+        fair = low.fair_units(op.used * self.inner // columns, panels)
+        at_once = not low.eager and fair and low.comes_in_parts(wanted)
         gate, up = self.place([op.gate, op.up], panels if at_once else 1)
         low.begin("")
         out = self.expert_rows(self.inner, wanted if at_once else None)

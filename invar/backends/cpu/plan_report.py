@@ -14,6 +14,7 @@ from invar.graph.fused import FusedGraph
 from invar.graph.graph import CacheGroup, Graph, WeightSource
 from invar.graph.naming import OperationNames, layer_of
 from invar.graph.passes import fuse, merge, separate
+from invar.weights.formats import QuantType
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class _Counted:
             case SegmentUse():
                 return value.row_bytes
             case RawWeight():
-                return int(self.source.raw(value.tensor).shape[1])
+                tensor = self.source.tensors[value.tensor]
+                return QuantType(tensor.type).row_bytes(tensor.shape[1])
             case Vector():
                 return 4 * int(self.source.tensors[value.tensor].shape[-1])
         return 0

@@ -181,6 +181,16 @@ INVAR_EPI8(_mm512_set1_epi8, (void(i), x), int x)
 INVAR_EPI8(_mm512_shuffle_epi8, (b.b[i] & 128 ? 0 : a.b[i / 16 * 16 + b.b[i] % 16]), __m512i a,
            __m512i b)
 
+static inline __m256i _mm256_castsi128_si256(__m128i a) {
+  __m256i r{};
+  memcpy(&r, &a, sizeof a);
+  return r;
+}
+static inline __m256i _mm512_castsi512_si256(__m512i a) {
+  __m256i r;
+  memcpy(&r, &a, sizeof r);
+  return r;
+}
 static inline __m512i _mm512_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h,
                                         int i, int j, int k, int l, int m, int n, int o, int p) {
   const int x[16] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};

@@ -1,0 +1,177 @@
+"""`--quantization`: what a checkpoint is, what can be made of it at load, and what cannot."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from invar import _native
+from invar.backends.cpu.formats import WEIGHT_FORMATS, weight_format
+from invar.backends.cpu.memory import usable_threads
+from invar.graph.graph import Experts, Graph, Linear, Route, raw_rows
+from invar.models.metadata import ModelSource
+from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
+
+logger = logging.getLogger("invar")
+
+MADE_AT_LOAD = {
+    "int8": QuantType.INT8,
+    "fp8": QuantType.FP8,
+    "q8_0": QuantType.Q8_0,
+    "q5_1": QuantType.Q5_1,
+    "q5_0": QuantType.Q5_0,
+    "q4_1": QuantType.Q4_1,
+    "q4_0": QuantType.Q4_0,
+}
+CALIBRATED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round")
+OF_CHECKPOINTS = ("gguf", "compressed-tensors", "mxfp4", "nvfp4", "modelopt", "fbgemm_fp8")
+
+HEAD = QuantType.Q8_0
+"""Of the output matrix, whatever the others become: its errors go into the logits as they are. The
+peers leave it in 16 bits or, as llama.cpp does, in a finer format than the rest."""
+
+
+@dataclass(frozen=True)
+class MadeTensor:
+    shape: tuple[int, ...]
+    type: QuantType
+
+
+class QuantizedSource:
+    """A model whose matrices are quantised as they are read; all else is as it was."""
+
+    def __init__(self, source: ModelSource, made: Mapping[str, QuantType]) -> None:
+        self.source = source
+        self.metadata = source.metadata
+        self.made = made
+        self.tensors: Mapping[str, Any] = dict(source.tensors) | {
+            name: MadeTensor(tuple(source.tensors[name].shape), kind) for name, kind in made.items()
+        }
+
+    def made_from(self, name: str) -> Sequence[npt.NDArray[np.uint8]] | None:
+        """The stored bytes behind `raw(name)`, if these are made of others."""
+        return [self.source.raw(name)] if name in self.made else None
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """`[rows, row_bytes]`; made anew at every call, on all threads."""
+        if name not in self.made:
+            return self.source.raw(name)
+        raw = raw_rows(self.source, name)
+        columns = int(self.tensors[name].shape[-1])
+        stored = weight_format(self.source, name)
+        target, threads = WEIGHT_FORMATS[self.made[name]], usable_threads()
+        try:
+            return _native.encode_rows(np.ascontiguousarray(raw), columns, stored, target, threads)
+        except ValueError as error:
+            raise ValueError(f"tensor {name} cannot become {target}: {error}") from None
+
+    def dequantize(self, name: str) -> npt.NDArray[np.float32]:
+        if name not in self.made:
+            return self.source.dequantize(name)
+        return dequantize(self.raw(name), self.made[name], self.tensors[name].shape)
+
+
+def apply_quantization(
+    wanted: str | None, graph: Graph, source: ModelSource, name: str
+) -> ModelSource:
+    """The source in the format that `quantization` asks for, where that can be had.
+
+    | checkpoint  | asked for                | what happens                                  |
+    |-------------|--------------------------|-----------------------------------------------|
+    | X already   | X (of GGUF also `gguf`)  | one notice                                    |
+    | plain       | one of `MADE_AT_LOAD`    | made, with a line                             |
+    | plain       | one that is calibrated   | ValueError that names the ways out            |
+    | quantised   | another one              | ValueError: quantising twice loses twice      |
+
+    name: of the model, for messages.
+    """
+    if wanted is None:
+        return source
+    asked = wanted.lower().replace("w8a8", "int8")
+    has = formats_of(graph, source)
+    stored = checkpoint_method(source)
+    if asked == stored or has == {MADE_AT_LOAD.get(asked)} or (stored and asked in aliases(stored)):
+        logger.warning("quantization=%s: %s is that already", wanted, name)
+        return source
+    if asked not in (*MADE_AT_LOAD, *CALIBRATED, *OF_CHECKPOINTS):
+        raise ValueError(f"quantization: {wanted!r} is not known{nearest(asked)}")
+    ways = f"{', '.join(MADE_AT_LOAD)} can be made of plain weights at load"
+    quantised = sorted(kind.name for kind in has if kind not in PLAIN_TYPES)
+    if quantised:
+        raise ValueError(
+            f"quantization={wanted!r}: {name} is quantised already ({', '.join(quantised)}), and "
+            f"quantising again would lose twice; leave the option out, or use a checkpoint with "
+            f"plain weights ({ways})"
+        )
+    if asked in CALIBRATED:
+        raise ValueError(
+            f"quantization={wanted!r}: {name} has plain weights, and {asked} has to be calibrated "
+            f"with data; use a checkpoint that was made with it, or another format: {ways}"
+        )
+    if asked not in MADE_AT_LOAD:
+        raise ValueError(f"quantization={wanted!r}: {name} has plain weights; {ways}")
+    return quantized(wanted, MADE_AT_LOAD[asked], graph, source, name)
+
+
+def quantized(
+    wanted: str, kind: QuantType, graph: Graph, source: ModelSource, model: str
+) -> ModelSource:
+    made: dict[str, QuantType] = {}
+    left: list[str] = []
+    for name, is_head in matrices(graph):
+        target = HEAD if is_head or made.get(name) is HEAD else kind
+        if source.tensors[name].shape[-1] % target.block_size:
+            left.append(name)
+        else:
+            made[name] = target
+    logger.warning(
+        "quantization=%s: %d matrices of %s are quantised as they are loaded%s%s",
+        wanted,
+        len(made),
+        model,
+        f", the output matrix to {HEAD.name}" if HEAD in made.values() and kind is not HEAD else "",
+        f"; {len(left)} stay as they are, their rows being no whole blocks: {left[0]} …"
+        if left
+        else "",
+    )
+    return QuantizedSource(source, made)
+
+
+def matrices(graph: Graph) -> list[tuple[str, bool]]:
+    """Weights that are multiplied, and whether that gives the logits. Routers stay as they are:
+    they are small, and a choice that tips over costs more than a rounding."""
+    choices = {op.logits for op in graph.ops if isinstance(op, Route)}
+    found: list[tuple[str, bool]] = []
+    for op in graph.ops:
+        if isinstance(op, Linear) and op.out not in choices:
+            found.append((op.weight, op.out == graph.logits))
+        elif isinstance(op, Experts):
+            found += [(part.weight, False) for part in (op.gate, op.up, op.down)]
+    return found
+
+
+def formats_of(graph: Graph, source: ModelSource) -> set[QuantType]:
+    """Of the matrices that are multiplied, the output matrix apart where there are others."""
+    body = [name for name, is_head in matrices(graph) if not is_head]
+    return {QuantType(source.tensors[name].type) for name in body}
+
+
+def checkpoint_method(source: ModelSource) -> str | None:
+    """How the checkpoint calls what was done to it: `gguf`, or `quant_method` of its config."""
+    return getattr(source, "quantization", None)
+
+
+def aliases(method: str) -> tuple[str, ...]:
+    return (f"{method}_marlin",)
+
+
+def nearest(asked: str) -> str:
+    known = (*MADE_AT_LOAD, *CALIBRATED, *OF_CHECKPOINTS)
+    near = difflib.get_close_matches(asked, known, n=1)
+    return f"; did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"

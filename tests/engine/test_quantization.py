@@ -1,0 +1,159 @@
+"""`--quantization` against what the checkpoint is: noticed, made at load, or refused."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends.batches import Piece, make_runner, pages_for, poison, run
+from models.memory_source import MemorySource
+from models.quantized import float_model, one_format
+
+from invar import _native
+from invar.backends.cpu.formats import WEIGHT_FORMATS
+from invar.config import EngineConfig
+from invar.engine.loader import load_engine
+from invar.engine.quantization import (
+    CALIBRATED,
+    MADE_AT_LOAD,
+    QuantizedSource,
+    apply_quantization,
+)
+from invar.graph.interpreter import Interpreter
+from invar.models.registry import build
+from invar.weights.formats import QuantType, dequantize, quantize
+
+IDS = np.random.default_rng(6).integers(0, 256, 40).tolist()
+# Of the largest logit: one activation code, as in tests/backends/test_contract.py.
+ONE_CODE = 4e-3
+# Of the norm of the logits, what the formats cost on this model of one layer: measured, half as
+# much again. A coarser format would not pass for a fine one, nor plain weights for either.
+COSTS = {
+    "int8": 0.05,
+    "fp8": 0.11,
+    "q8_0": 0.045,
+    "q5_1": 0.17,
+    "q5_0": 0.19,
+    "q4_1": 0.37,
+    "q4_0": 0.4,
+}
+
+
+def applied(wanted: str | None, source: MemorySource) -> MemorySource | QuantizedSource:
+    return apply_quantization(wanted, build(source), source, "model")
+
+
+@pytest.mark.parametrize("isa", _native.cpu_info()["available_isas"])
+@pytest.mark.parametrize("stored", [QuantType.F32, QuantType.F16, QuantType.BF16])
+@pytest.mark.parametrize("kind", MADE_AT_LOAD.values(), ids=lambda kind: kind.name)
+def test_rows_are_those_of_the_numpy_quantiser(
+    kind: QuantType, stored: QuantType, isa: str
+) -> None:
+    values = np.random.default_rng(kind).standard_normal((37, 288)).astype(np.float32)
+    values[0] = 0
+    values[1, ::2] = 1.5
+    values[2] = np.round(values[2] * 4) / 8  # ties of the rounding
+    values[3] = np.abs(values[3])
+    raw = quantize(values, stored)
+    plain = dequantize(raw, stored, values.shape)
+    names = WEIGHT_FORMATS[stored], WEIGHT_FORMATS[kind]
+    found = _native.encode_rows(raw, 288, *names, 2, isa)
+    np.testing.assert_array_equal(found, quantize(plain, kind))
+
+
+@pytest.mark.parametrize("wanted", MADE_AT_LOAD)
+def test_made_at_load(wanted: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Logits are those of the formats, and near those of the plain weights."""
+    source = float_model(layers=1)
+    made = applied(wanted, source)
+    assert "quantised as they are loaded, the output matrix to Q8_0" in caplog.text or (
+        wanted == "q8_0" and "quantised as they are loaded" in caplog.text
+    )
+    assert made.tensors["blk.0.ffn_up.weight"].type == MADE_AT_LOAD[wanted]
+    assert made.tensors["token_embd.weight"].type == QuantType.Q8_0  # tied
+    assert made.tensors["output_norm.weight"].type == QuantType.F32
+    runner = make_runner(build(made), made)
+    poison(runner)
+    run(runner, Piece(IDS, 0, pages_for(len(IDS))))
+    found = runner.logits(1)[0].astype(np.float64)
+
+    def interpreted(of: MemorySource | QuantizedSource, mode: str) -> np.ndarray:
+        interpreter = Interpreter(build(of), of, mode)
+        return np.asarray(interpreter.step(interpreter.new_sequence(), IDS)[-1], np.float64)
+
+    expected = interpreted(made, "contract")
+    assert np.abs(found - expected).max() < ONE_CODE * np.abs(expected).max()
+    plain = interpreted(source, "exact")
+    cost = float(np.linalg.norm(found - plain) / np.linalg.norm(plain))
+    assert COSTS[wanted] / 3 < cost < COSTS[wanted]
+
+
+def test_already_that_is_one_notice(caplog: pytest.LogCaptureFixture) -> None:
+    source = one_format(QuantType.Q8_0, layers=1)
+    assert applied("q8_0", source) is source
+    assert [record.getMessage() for record in caplog.records] == [
+        "quantization=q8_0: model is that already"
+    ]
+    assert applied(None, source) is source
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("wanted", CALIBRATED)
+def test_what_needs_calibration_names_the_ways_out(wanted: str) -> None:
+    with pytest.raises(ValueError, match=rf"{wanted} has to be calibrated.*int8, fp8, q8_0"):
+        applied(wanted, float_model(layers=1))
+
+
+def test_quantising_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"quantised already \(Q4_K\)"):
+        applied("int8", one_format(QuantType.Q4_K, layers=1))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("q8_1", "not known; did you mean q8_0"),
+        ("compressed-tensors", "has plain weights; int8, fp8"),
+        ("bitsandbytes", r"not known \(known: int8"),
+    ],
+)
+def test_what_cannot_be_made(wanted: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        applied(wanted, float_model(layers=1))
+
+
+def test_rows_of_no_whole_blocks_stay(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        source = float_model(layers=1)
+        name = "blk.0.ffn_down.weight"
+        cut = {f"blk.0.ffn_{part}.weight": slice(0, 500) for part in ("gate", "up")}
+        for other, rows in cut.items():
+            source.put(other, source.dequantize(other)[rows])
+        source.put(name, source.dequantize(name)[:, :500].copy())
+        source.metadata["llama.feed_forward_length"] = 500
+        made = applied("q4_0", source)
+        assert made.tensors[name].type == QuantType.F32
+        assert f"1 stay as they are, their rows being no whole blocks: {name}" in caplog.text
+        # Formats of whole rows take them as they are.
+        assert applied("int8", source).tensors[name].type == QuantType.INT8
+
+
+def test_nan_among_the_weights_is_refused_by_name() -> None:
+    source = float_model(layers=1)
+    values = source.dequantize("blk.0.attn_q.weight").copy()
+    values[3, 5] = np.nan
+    source.put("blk.0.attn_q.weight", values)
+    with pytest.raises(ValueError, match=r"attn_q\.weight cannot become int8: NaN or infinity"):
+        applied("int8", source).raw("blk.0.attn_q.weight")
+
+
+def test_builds_of_one_file_have_fingerprints_of_their_own(tmp_path: Path) -> None:
+    path = str(float_model().write(tmp_path / "plain.gguf"))
+    fingerprints = set()
+    for wanted in (None, "int8", "fp8"):
+        model = load_engine(EngineConfig(model=path, quantization=wanted, num_threads=1))
+        fingerprints.add(model.info.fingerprint)
+        model.close()
+    assert len(fingerprints) == 3
