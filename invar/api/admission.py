@@ -27,7 +27,9 @@ class Ticket:
 
     def take(self, deltas: Iterable[ChoiceDelta]) -> None:
         """Some of the answer has come."""
-        tokens = sum(len(delta.token_ids) for delta in deltas)
+        tokens = 0
+        for delta in deltas:
+            tokens += len(delta.token_ids)
         if tokens and not self.started:
             self._start()
             self.admission.drain.add(self.prompt_tokens, self.admission.clock())

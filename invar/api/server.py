@@ -13,6 +13,7 @@ from invar.api.errors import ApiError
 from invar.api.keys import KeyRing
 from invar.api.limits import Limits
 from invar.api.response_store import KeptResponses
+from invar.api.stream_guard import StreamGuard
 from invar.engine.door import Door
 from invar.observe.access_log import AccessLog
 from invar.observe.metrics import QUIET_ROUTES, Metrics
@@ -81,6 +82,7 @@ class Server:
     field_counts: FieldCounts = field(init=False)
     caps: Mapping[str, int] = field(init=False)  # items of a field
     admission: Admission = field(init=False)
+    stream_guard: StreamGuard = field(init=False)
 
     def __post_init__(self) -> None:
         self.field_counts = FieldCounts(self.metrics, self.strict_fields)
@@ -92,6 +94,7 @@ class Server:
             self.max_queued_tokens,
             clock=lambda: self.keys.clock(),
         )
+        self.stream_guard = StreamGuard(self.limits)
         self.caps = self.limits.caps(self.model.vocab_size, self.model.max_model_len)
 
     def observe(self, record: RequestRecord) -> None:

@@ -44,7 +44,6 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 ]
 COMMENT = b": keep-alive\n\n"  # what every parser of events skips
-GUARD_PERIOD_S = 1.0
 
 
 class Watch:
@@ -136,22 +135,23 @@ class EventStream(Response):
         self._writing = asyncio.Lock()
         self._broken: Exception | None = None  # what went wrong outside the task
         self._blocked_since: float | None = None  # in a send that has not returned
+        self._comment: asyncio.Task[None] | None = None  # that keeps the connection alive
         self._last_sent = time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._send = scope, send
         self._connection: Connection | None = scope.get(CONNECTION)
-        guard = asyncio.create_task(self._guard())
+        self._call.server.stream_guard.add(self)
         try:
             async with Watch(receive, self._call) as watch:
                 await self._stream(watch)
         except (Exception, asyncio.CancelledError) as error:
-            guard.cancel()
+            self._let_go()
             if self._started:
                 await self._write(self._error_event(cut_short(error, scope)), more=False)
             raise
         finally:
-            guard.cancel()
+            self._let_go()
 
     async def _stream(self, watch: Watch) -> None:
         self._call.generation.direct = self._write_now
@@ -191,11 +191,16 @@ class EventStream(Response):
         """Writes some more of the answer; False if that is not all there is to do, or cannot be
         done now: then it is up to the task."""
         connection = self._connection
-        if not self._started or self._writing.locked():
+        if connection is None or not self._started or self._writing.locked():
             return False
-        if connection is None or not connection.takes_part:
+        if not connection.takes_part:
             return False
-        if any(delta.ended for delta in deltas) or items(deltas) > INLINE_ITEMS:
+        size = 0
+        for delta in deltas:
+            if delta.finish_reason is not None or delta.error is not None:
+                return False
+            size += delta.items
+        if size > INLINE_ITEMS:
             return False
         self._call.ticket.take(deltas)
         try:
@@ -220,27 +225,27 @@ class EventStream(Response):
             await self._send(body(data, more))
             self._blocked_since, self._last_sent = None, time.monotonic()
 
-    async def _guard(self) -> None:
+    def look_after(self, now: float) -> None:
         """Says that it is alive where nothing is sent, and ends what nobody reads."""
         limits = self._limits
-        times = [limits.keep_alive_s or GUARD_PERIOD_S, limits.stall_timeout_s, 2 * GUARD_PERIOD_S]
-        while not self._ended or self._blocked_since is not None:
-            await asyncio.sleep(min(times) / 2)
-            now = time.monotonic()
-            if self._blocked_since is not None:
-                unread = self._call.generation.unread_bytes
-                stalled = now - self._blocked_since > limits.stall_timeout_s
-                if (stalled or unread > limits.unread_bytes) and self._connection is not None:
-                    logger.warning(
-                        "request %s: its client has not read for %.0f s, %d bytes wait",
-                        self._scope.get(REQUEST_ID, ""),
-                        now - self._blocked_since,
-                        unread,
-                    )
-                    self._connection.abort()  # which is a disconnect like any other
-                    return
-            elif limits.keep_alive_s and now - self._last_sent >= limits.keep_alive_s:
-                await self._write(self._keep_alive)
+        if self._blocked_since is not None:
+            blocked_s, unread = now - self._blocked_since, self._call.generation.unread_bytes
+            stalled = blocked_s > limits.stall_timeout_s
+            if (stalled or unread > limits.unread_bytes) and self._connection is not None:
+                logger.warning(
+                    "request %s: its client has not read for %.0f s, %d bytes wait",
+                    self._scope.get(REQUEST_ID, ""),
+                    blocked_s,
+                    unread,
+                )
+                self._connection.abort()  # which is a disconnect like any other
+        elif limits.keep_alive_s and now - self._last_sent >= limits.keep_alive_s:
+            self._comment = asyncio.create_task(self._write(self._keep_alive))
+
+    def _let_go(self) -> None:
+        self._call.server.stream_guard.remove(self)
+        if self._comment is not None:
+            self._comment.cancel()
 
 
 START: Message = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}

@@ -48,10 +48,6 @@ class ChoiceDelta:
     cached_tokens: int | None = None  # of the prompt, found computed; with the first token
 
     @property
-    def ended(self) -> bool:
-        return self.finish_reason is not None or self.error is not None
-
-    @property
     def items(self) -> int:
         """Tokens and alternatives in it: how long writing it down takes."""
         if not self.logprobs and not self.prompt_logprobs:
