@@ -21,6 +21,7 @@ INERT_FIELDS: Reasons = {
     ),
 }
 
+WHOLE_TEXT = "LLM gives whole texts; invar serve tells thoughts from answers"
 ADAPTERS = "adapters are not built yet"
 EXPERTS = "there are no experts to place"
 GRAMMAR = "there is one grammar engine"
@@ -209,7 +210,10 @@ ABSENT: Reasons = {
     "enable_lora": ((None, False), ADAPTERS),
     "enable_prompt_adapter": ((None, False), ADAPTERS),
     "enable_prompt_embeds": ((None, False), "a prompt is a text or token ids"),
-    "enable_reasoning": ((None, False), "reasoning parsers are not built yet"),
+    "enable_reasoning": (
+        (None, False),
+        WHOLE_TEXT,
+    ),
     "generation_config": (
         (None, "auto", "vllm"),
         "a GGUF file carries none and no other file is read; pass SamplingParams instead",
@@ -238,8 +242,14 @@ ABSENT: Reasons = {
     "qlora_adapter_name_or_path": ((None,), ADAPTERS),
     "quantization_config": ((None,), "the number formats are those of the file"),
     "quantization_param_path": ((None,), "the number formats are those of the file"),
-    "reasoning_parser": ((None, ""), "reasoning parsers are not built yet"),
-    "reasoning_parser_plugin": ((None, ""), "reasoning parsers are not built yet"),
+    "reasoning_parser": (
+        (None, ""),
+        WHOLE_TEXT,
+    ),
+    "reasoning_parser_plugin": (
+        (None, ""),
+        WHOLE_TEXT,
+    ),
     "revision": ((None, "main"), "the file is the revision; name another file"),
     "rope_parameters": ((None, {}), "rope is what the model file states"),
     "rope_scaling": ((None, {}), "rope is what the model file states"),

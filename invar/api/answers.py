@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Exact(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -45,12 +45,24 @@ class ChatLogprobs(Exact):
     refusal: None
 
 
+class CalledFunction(Exact):
+    name: str
+    arguments: str
+
+
+class CalledTool(Exact):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(Exact):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     reasoning: str | None
     reasoning_content: str | None
+    tool_calls: list[CalledTool] | UnsetType = UNSET
 
 
 class ChatChoice(Exact):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from invar.api.server import Server
 from invar.api.usage import Usage
 from invar.engine.request import FinishReason
 from invar.serving.async_engine import ChoiceRequest, EngineDeadError, Generation
+from invar.serving.choice import ChoiceDelta
+from invar.text.reply import Event, Reply, ReplyMessage
 
 CLIENT_CLOSED = 499  # nginx's number for the access log; nobody receives it
 
@@ -37,6 +39,7 @@ class Call:
     n: int
     usage: Usage
     options: StreamOptions
+    replies: Sequence[Reply]  # of each choice; none where all is text
     deadline: float | None  # when its client stops to wait, in monotonic seconds
     ticket: Ticket
 
@@ -60,6 +63,28 @@ class Call:
             chunk["usage"] = None
         return chunk
 
+    def read(self, delta: ChoiceDelta) -> list[Event]:
+        """What a choice says with this; its tokens are counted."""
+        self.usage.take([delta])
+        reply = self.replies[delta.index]
+        events = reply.push(delta.text)
+        if delta.finish_reason is not None:
+            events += reply.finish(cut=delta.finish_reason is FinishReason.LENGTH)
+        self.usage.reasoning_tokens += reply.count_reasoning(delta.token_offsets)
+        return events
+
+    def read_whole(self, answer: ChoiceDelta) -> ReplyMessage:
+        message = ReplyMessage()
+        message.take(self.read(answer))
+        return message
+
+    def finish(self, delta: ChoiceDelta) -> dict[str, Any]:
+        """The end of a choice that `read` has seen."""
+        fields = finish_fields(delta.finish_reason, delta.stop_reason)
+        if delta.finish_reason is FinishReason.STOP and self.replies[delta.index].complete_calls:
+            fields["finish_reason"] = "tool_calls"
+        return fields
+
     def closing(self, kind: str) -> list[dict[str, Any]]:
         """The usage chunk: only if asked for, since clients read ``choices[0]`` of any other."""
         if not self.options.include_usage:
@@ -74,6 +99,7 @@ def start_call(
     fields: GenerationFields,
     prompts: list[TokenIds],
     choices: Sequence[ChoiceRequest],
+    new_reply: Callable[..., Reply] | None = None,
 ) -> Call:
     """Hands the choices to the engine.
 
@@ -104,6 +130,7 @@ def start_call(
         prompts=prompts,
         n=n,
         usage=Usage(prompt_tokens, n),
+        replies=[new_reply(seed=f"{generation.id}/{index}") for index in range(n) if new_reply],
         options=fields.stream_options or StreamOptions(),
         deadline=deadline,
         ticket=ticket,

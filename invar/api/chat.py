@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from invar.api.body import parse_fields, parse_json, read_body
-from invar.api.calls import Call, check_stream_options, finish_fields
+from invar.api.calls import Call, check_stream_options
 from invar.api.conversation import Conversation, start_conversation
 from invar.api.errors import bad_request
 from invar.api.fields import ChatFields
@@ -19,6 +19,14 @@ from invar.api.sampling import wanted_tokens
 from invar.api.server import Server
 from invar.api.streams import Frames, TextFrames, answer, events
 from invar.serving.choice import ChoiceDelta
+from invar.text.reply import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+    ReplyMessage,
+)
 
 CHUNK = "chat.completion.chunk"
 
@@ -64,6 +72,7 @@ class ChatFrames(Frames):
         self._call = call
         self._with_logprobs = bool(fields.logprobs)
         self._prompt_top = fields.prompt_logprobs or 0
+        self._with_reasoning = fields.include_reasoning is not False
         self._opened = False
         # By choice; logprobs and usage make every chunk another one.
         self._texts: dict[int, TextFrames] = {}
@@ -71,20 +80,12 @@ class ChatFrames(Frames):
 
     def complete(self, answers: Sequence[ChoiceDelta]) -> dict[str, Any]:
         call, tokenizer = self._call, self._call.server.model.tokenizer
-        call.usage.take(answers)
         choices = [
             {
                 "index": one.index,
-                "message": {
-                    "role": "assistant",
-                    "content": one.text,
-                    "refusal": None,
-                    # vLLM's new name and its old one: clients read either.
-                    "reasoning": None,
-                    "reasoning_content": None,
-                },
+                "message": self._message(call.read_whole(one)),
                 "logprobs": self._logprobs(one),
-                **finish_fields(one.finish_reason, one.stop_reason),
+                **call.finish(one),
             }
             for one in answers
         ]
@@ -95,29 +96,69 @@ class ChatFrames(Frames):
         )
         return response
 
+    def _message(self, said: ReplyMessage) -> dict[str, Any]:
+        reasoning = said.reasoning if said.reasoning and self._with_reasoning else None
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": said.content or (None if said.calls or said.reasoning else ""),
+            "refusal": None,
+            # vLLM's new name and its old one: clients read either.
+            "reasoning": reasoning,
+            "reasoning_content": reasoning,
+        }
+        if said.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in said.calls
+            ]
+        return message
+
     def deltas(self, deltas: Sequence[ChoiceDelta]) -> bytes:
         written = b""
         if not self._opened:
             self._opened = True
             role = {"role": "assistant", "content": ""}
             written = events([self._chunk(index, role) for index in range(self._call.n)])
-        self._call.usage.take(deltas)
         for delta in deltas:
-            if delta.text or delta.logprobs:
-                written += self._content(delta)
+            scored: ChoiceDelta | None = delta if delta.logprobs else None
+            for event in self._call.read(delta):
+                if isinstance(event, Content) and self._only_text:
+                    written += self._content(delta.index, event.text)
+                elif told := self._told(event):
+                    # Logprobs go with the first of what their tokens say.
+                    written += events([self._chunk(delta.index, told, scored)])
+                    scored = None
+            if scored is not None:  # nothing yet: the text is held back
+                written += events([self._chunk(delta.index, {"content": ""}, scored)])
             if delta.finish_reason is not None:
-                finish = finish_fields(delta.finish_reason, delta.stop_reason)
-                written += events([self._chunk(delta.index, {}, finish=finish)])
+                written += events([self._chunk(delta.index, {}, finish=self._call.finish(delta))])
         return written
 
-    def _content(self, delta: ChoiceDelta) -> bytes:
-        if not self._only_text:
-            return events([self._chunk(delta.index, {"content": delta.text}, delta)])
-        frames = self._texts.get(delta.index)
+    def _content(self, index: int, text: str) -> bytes:
+        frames = self._texts.get(index)
         if frames is None:
-            chunk = self._chunk(delta.index, {"content": TextFrames.MARK})
-            frames = self._texts[delta.index] = TextFrames(chunk)
-        return frames.event(delta.text)
+            chunk = self._chunk(index, {"content": TextFrames.MARK})
+            frames = self._texts[index] = TextFrames(chunk)
+        return frames.event(text)
+
+    def _told(self, event: Event) -> dict[str, Any] | None:
+        """The delta of a chunk."""
+        match event:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text) if self._with_reasoning:
+                return {"reasoning": text, "reasoning_content": text}
+            case CallStart(index, call_id, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": call_id, "type": "function", "function": function}
+                return {"tool_calls": [call]}
+            case CallArguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        return None
 
     async def closing(self) -> list[dict[str, Any]]:
         return self._call.closing(CHUNK)

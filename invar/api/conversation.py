@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,8 +15,11 @@ from invar.api.calls import Call, start_call
 from invar.api.errors import ApiError, context_overflow
 from invar.api.fields import ChatFields
 from invar.api.prompts import chat_prompt, check_fits
+from invar.api.refusals import cannot
 from invar.api.sampling import choice_requests, prepare_sampling, tenant_of
 from invar.api.server import Server
+from invar.api.tools import ToolUse
+from invar.text.reply import MarkedFormat, Reply, ReplyFormat
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,31 @@ async def start_conversation(
         check_begins(server, len(prompt))
     else:
         check_fits(server, len(prompt), max_tokens, "messages")
-    choices = choice_requests(server, fields, ready, prompt, tenant_of(server, request, fields))
-    return start_call(server, request, prefix, fields, [prompt], choices)
+    if prompt.tools.must_call:
+        raise cannot("tool_choice", "calls that must be made come with a later version")
+    form = reply_format(server, fields, prompt.tools)
+    shown = server.model.replies.shown_ids if form and server.model.replies else frozenset()
+    tenant = tenant_of(server, request, fields)
+    choices = choice_requests(server, fields, ready, prompt.ids, tenant, shown_ids=shown)
+    new_reply = partial(
+        Reply,
+        form,
+        tools=prompt.tools.schemas,
+        prompt_end=prompt.end,
+        continued=prompt.continued,
+    )
+    return start_call(server, request, prefix, fields, [prompt.ids], choices, new_reply)
+
+
+def reply_format(server: Server, fields: ChatFields, tools: ToolUse) -> ReplyFormat | None:
+    """How the replies of this request are read; None: they are all content."""
+    form = None if server.model.replies is None else server.model.replies.form
+    if isinstance(form, MarkedFormat):
+        if fields.separate_reasoning is False:
+            form = replace(form, reasoning=None)
+        if form.reasoning is None and tools.schemas is None:
+            return None
+    return form
 
 
 def check_begins(server: Server, prompt_tokens: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from invar.api.fields import ChatFields, Message, TokenizeFields
 from invar.api.limits import MAX_TOKEN_CHARACTERS, check_count, checked_token_ids
 from invar.api.server import Server
 from invar.api.threads import beside_loop
+from invar.api.tools import NO_TOOLS, ToolUse, tool_use
 from invar.text.chat_template import require_template
 from invar.text.errors import ChatTemplateError, TokenizerError
 
@@ -32,6 +34,21 @@ RESERVED_VARIABLES = frozenset(
 )
 
 TokenIds = npt.NDArray[np.int32]
+Encoded = TypeVar("Encoded")
+PROMPT_END = 256  # characters at the end of a prompt in which a template may begin the reply
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation for the model, and what is to be known to read its reply."""
+
+    ids: TokenIds
+    end: str  # the last of it as text
+    continued: str  # the message that the reply goes on with
+    tools: ToolUse = NO_TOOLS
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 async def chat_prompt(
@@ -39,7 +56,7 @@ async def chat_prompt(
     messages: list[dict[str, Any]],
     fields: ChatFields | TokenizeFields,
     body_bytes: int,
-) -> TokenIds:
+) -> ChatPrompt:
     """The conversation as the model's template writes it. Users' text never becomes control ids.
 
     ``messages`` are what the template is given, ``fields.messages`` what is checked of them.
@@ -69,6 +86,11 @@ async def chat_prompt(
         raise bad_request(
             f"chat_template_kwargs cannot set {name}.", f"chat_template_kwargs.{name}"
         )
+    tools = NO_TOOLS
+    if isinstance(fields, ChatFields):
+        tools = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    elif fields.tools:
+        tools = tool_use(fields.tools, None, None)
     effort = getattr(fields, "reasoning_effort", None)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
@@ -76,17 +98,33 @@ async def chat_prompt(
         [f"chat_template_kwargs.{name}" for name in variables if name not in template.source]
     )
 
-    def encode() -> TokenIds:
-        return template.encode(
+    replies = server.model.replies
+
+    def encode() -> tuple[str, TokenIds]:
+        told = template_messages(messages)
+        shown: Sequence[Mapping[str, Any]] | None = tools.shown or None
+        if replies is not None:
+            told, shown = replies.prompt.fitted(told, tools.shown)
+        return template.encode_with_text(
             server.model.tokenizer,
-            template_messages(messages),
+            told,
+            tools=shown,
             add_generation_prompt=generates,
             continue_final_message=continues,
             **variables,
         )
 
     characters = sum(content_length(message) for message in checked)
-    return await encoded(server, encode, characters, "messages", body_bytes)
+    text, ids = await encoded(server, encode, characters, "messages", body_bytes)
+    continued = final_text(checked) if continues else ""
+    return ChatPrompt(ids, text[-PROMPT_END:], continued, tools)
+
+
+def final_text(messages: list[Message]) -> str:
+    content = messages[-1].content
+    if isinstance(content, list):
+        return "".join(part.text or "" for part in content)
+    return content or ""
 
 
 async def text_prompt(
@@ -106,8 +144,8 @@ async def text_prompt(
 
 
 async def encoded(
-    server: Server, encode: Callable[[], TokenIds], characters: int, param: str, of_call: int
-) -> TokenIds:
+    server: Server, encode: Callable[[], Encoded], characters: int, param: str, of_call: int
+) -> Encoded:
     """Runs a tokeniser call. ``of_call``: characters of all texts of the HTTP request."""
     longest = server.model.max_model_len * MAX_TOKEN_CHARACTERS
     if characters > longest:
@@ -195,7 +233,7 @@ def check_messages(server: Server, messages: list[Message]) -> None:
                 raise bad_request(f"{path}: a part of type text needs text.", f"{path}.text")
 
 
-def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def template_messages(messages: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
     """OpenAI's newer name for the system role, which templates do not know."""
     return [
         {**message, "role": "system"} if message["role"] == "developer" else message

@@ -35,8 +35,8 @@ REFUSALS: Mapping[str, Refusal] = {
     "regex": Refusal(STRUCTURED),
     "ebnf": Refusal(STRUCTURED),
     "grammar": Refusal(STRUCTURED, ("",)),
-    "functions": Refusal("use of tools comes with a later version of this server", ([],)),
-    "function_call": Refusal("use of tools comes with a later version of this server", ("none",)),
+    "functions": Refusal("it is gone from the API; send tools", ([],)),
+    "function_call": Refusal("it is gone from the API; send tool_choice", ("none", "auto")),
     "modalities": Refusal(OTHER_MODEL, (["text"],)),
     "audio": Refusal(OTHER_MODEL),
     "mm_processor_kwargs": Refusal(OTHER_MODEL, ({},)),
@@ -72,7 +72,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "watermarking": Refusal("it comes with a later version of this server"),
     "store": Refusal("answers are not kept", (False,)),
     "verbosity": Refusal("this model knows no verbosity", ("medium",)),
-    "include_reasoning": Refusal("reasoning is not told from the rest of an answer", (True,)),
     "stream_interval": Refusal("tokens are sent as they come", (1,)),
     "truncation_side": Refusal("prompts are not truncated", ("left",)),
     "add_bos": Refusal("add_special_tokens of /v1/completions says whether a text begins with it"),
@@ -88,10 +87,8 @@ WITHOUT_EFFECT = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",
         "request_id",
         "session_id",
-        "separate_reasoning",
         "stream_reasoning",
         "guided_decoding_backend",
         "cache_prompt",
@@ -127,13 +124,4 @@ def cannot(name: str, reason: str) -> ApiError:
 
 NO_TOOLS = "calls of tools come with a later version of this server"
 
-
-def refuse_tools(fields: Mapping[str, Any]) -> None:
-    """Tools that may not be called (``tool_choice: "none"``) and empty lists ask for nothing."""
-    if fields.get("tools") and fields.get("tool_choice") != "none":
-        raise cannot("tools", f'{NO_TOOLS}. Leave tools out or send tool_choice "none"')
-    if fields.get("tool_choice") not in (None, "none", "auto"):
-        raise cannot("tool_choice", NO_TOOLS)
-
-
-OPENAI = FieldRules(REFUSALS, WITHOUT_EFFECT, frozenset({"tools", "tool_choice"}), refuse_tools)
+OPENAI = FieldRules(REFUSALS, WITHOUT_EFFECT, frozenset(), lambda fields: None)

@@ -259,6 +259,6 @@ def chat_fields(fields: InputFields, messages: list[dict[str, Any]]) -> ChatFiel
     common |= {
         name: getattr(fields, name)
         for name in fields.__struct_fields__
-        if name in same and name not in (*common, "top_logprobs")
+        if name in same and name not in (*common, "top_logprobs", "tools", "tool_choice")
     }
     return ChatFields(**common)

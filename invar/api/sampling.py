@@ -120,8 +120,12 @@ def choice_requests(
     tenant: str | None,
     *,
     echo_logprobs: int | None = None,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> list[ChoiceRequest]:
-    """The choices of one prompt. ``echo_logprobs``: alternatives for each token of an echo."""
+    """The choices of one prompt. ``echo_logprobs``: alternatives for each token of an echo.
+
+    ``shown_ids``: control tokens that whoever reads the text needs to see.
+    """
     params = ready.params
     try:
         requests = server.model.door.resolve(
@@ -145,6 +149,7 @@ def choice_requests(
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
                 min_tokens=params.min_tokens,
+                shown_ids=shown_ids,
                 # A completion goes on where its prompt ends, a reply begins a text.
                 at_start=isinstance(fields, ChatFields),
             ),

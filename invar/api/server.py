@@ -20,6 +20,7 @@ from invar.observe.metrics import QUIET_ROUTES, Metrics
 from invar.observe.requests import RequestRecord
 from invar.serving.async_engine import AsyncEngine
 from invar.text.chat_template import ChatTemplate
+from invar.text.reply_detection import ModelReplies
 from invar.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class ServedModel:
     chat_template: ChatTemplate | None
     door: Door  # what the model allows, and how a request becomes complete
     fingerprint: str
+    replies: ModelReplies | None = None  # how they are read; None: it cannot chat
     root: str = ""  # where the model came from
     created: int = field(default_factory=lambda: int(time.time()))
 

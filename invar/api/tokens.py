@@ -29,14 +29,15 @@ async def tokenize(server: Server, request: Request) -> Response:
         specials = True if fields.add_special_tokens is None else fields.add_special_tokens
         ids = await text_prompt(server, texts[0], "prompt", add_special_tokens=specials)
     else:
-        ids = await chat_prompt(server, raw["messages"], fields, len(body))
+        ids = (await chat_prompt(server, raw["messages"], fields, len(body))).ids
     return await beside_loop(
         len(ids), lambda: token_list(server, ids, bool(fields.return_token_strs))
     )
 
 
 def check_no_chat(fields: TokenizeFields) -> None:
-    for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+    chat = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+    for name in chat:
         if getattr(fields, name) is not None:
             raise bad_request(f"{name} needs messages in place of a text.", name)
 

@@ -20,6 +20,7 @@ class Usage:
     prompt_tokens: int
     choices_per_prompt: int
     completion_tokens: int = 0
+    reasoning_tokens: int = 0  # of these
     _cached: dict[int, int] = field(default_factory=dict)  # prompt → tokens found in the cache
 
     def take(self, deltas: Sequence[ChoiceDelta]) -> None:
@@ -40,5 +41,5 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }

@@ -87,7 +87,6 @@ ALWAYS = "it is always so here"
 ROPE = "rope is what the model file states"
 SAMPLER = "this sampler is not built; --temperature, --top-k, --top-p, --min-p and penalties are"
 STRUCTURED = "structured output comes with a later version"
-TOOLS = "tool calls and reasoning parsers come with a later version"
 SPECULATION = "no speculation yet; the answers are the same without it"
 ADAPTERS = "adapters come with a later version"
 POOLING = "pooling models come with a later version"
@@ -126,9 +125,16 @@ VLLM: tuple[Rule, ...] = (
         "--no-access-log", "--disable-log-requests", "--no-enable-log-requests", commands=SERVE
     ),
     inert("each request has its line, without text", "--enable-log-requests", takes=Takes.NOTHING),
-    refused(TOOLS, "--tool-call-parser", "--tool-parser-plugin", "--tool-server"),
-    refused(TOOLS, "--enable-auto-tool-choice", takes=Takes.NOTHING),
-    inert(TOOLS, "--exclude-tools-when-tool-choice-none", takes=Takes.NOTHING),
+    refused("code of others is not loaded", "--tool-parser-plugin", "--reasoning-parser-plugin"),
+    refused("the server runs no tools", "--tool-server"),
+    Rule(
+        ("--tool-call-parser", "--reasoning-parser"),
+        Takes.VALUE,
+        refusal="the terminal shows whole texts; invar serve reads them",
+        commands=RUN,
+    ),
+    inert(ALWAYS, "--enable-auto-tool-choice", takes=Takes.NOTHING),
+    inert(ALWAYS, "--exclude-tools-when-tool-choice-none", takes=Takes.NOTHING),
     refused(ADAPTERS, "--lora-modules", "--prompt-adapters"),
     inert("there is one process", "--disable-frontend-multiprocessing", takes=Takes.NOTHING),
     refused("there is one process", "--headless", takes=Takes.NOTHING),
@@ -270,7 +276,8 @@ LLAMA_CPP: tuple[Rule, ...] = (
     refused("penalties look at the whole text", "--repeat-last-n", neutral=("-1",)),
     refused("the API has logit_bias", "-l", "--logit-bias"),
     refused(STRUCTURED, "--grammar", "--grammar-file", "-j", "--json-schema", "-jf"),
-    refused(TOOLS, "--reasoning-format", "--reasoning-budget", neutral=("none", "-1")),
+    inert("thoughts are told from answers", "--reasoning-format", neutral=("auto", "deepseek")),
+    refused("each request asks for it itself", "--reasoning-budget", neutral=("-1",)),
     refused(ADAPTERS, "--lora", "--lora-scaled", "--control-vector"),
     refused(POOLING, "--embedding", "--embeddings", "--rerank", takes=Takes.NOTHING),
     refused("images come with a later version", "--mmproj", "-mm", "--image"),

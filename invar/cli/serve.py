@@ -72,6 +72,8 @@ class HttpOptions:
     open_metrics: bool = False
     access_log: bool = True
     traces_url: str | None = None  # of a collector
+    tool_call_parser: str | None = None  # None: what the chat template writes
+    reasoning_parser: str | None = None
 
 
 def parser() -> CommandParser:
@@ -118,6 +120,10 @@ def parser() -> CommandParser:
         "--ssl-cert-reqs", type=whole, help="with them: 0 none is asked for, 1 may be sent, 2 must"
     )
     parser.value("--allowed-origins", default="*", help="for browsers: *, or a JSON list")
+    parser.value(
+        "--tool-call-parser", metavar="NAME", help="of calls; by default as the chat template"
+    )
+    parser.value("--reasoning-parser", metavar="NAME", help="of thoughts; none: they are content")
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
     parser.value(
         "--drain-timeout",
@@ -241,7 +247,9 @@ def store_folder(given: str | None) -> str | None:
 def http_options(args: argparse.Namespace) -> HttpOptions:
     """Raises ValueError for one that is wrong."""
     from invar.api.keys import key_ring
+    from invar.text.reply_detection import check_parsers
 
+    check_parsers(args.tool_call_parser, args.reasoning_parser)
     given = args.api_key
     if given is None and args.api_key_file is None:
         given = [os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)][:1]
@@ -265,6 +273,8 @@ def http_options(args: argparse.Namespace) -> HttpOptions:
         open_metrics=args.open_metrics,
         access_log=not args.no_access_log,
         traces_url=traces_url(args.otlp_traces_endpoint),
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
     )
 
 
@@ -308,6 +318,7 @@ def http_server(
     from invar.observe.access_log import AccessLog
     from invar.observe.metrics import Metrics
     from invar.serving.async_engine import AsyncEngine
+    from invar.text.reply_detection import model_replies
 
     metrics = Metrics(config.names[0])
     metrics.show_queue_limits(http.max_queued_requests, http.max_queued_tokens)
@@ -318,12 +329,23 @@ def http_server(
         prefix_caching=config.enable_prefix_caching is not False,
     )
     tokenizer, chat_template = text
+    replies, notice = None, None
+    if chat_template is not None:
+        replies, notice = model_replies(
+            chat_template,
+            tokenizer,
+            tool_parser=http.tool_call_parser,
+            reasoning_parser=http.reasoning_parser,
+        )
+    if notice is not None:
+        logger.warning("%s", notice)
     log = AccessLog(sys.stderr.fileno(), metrics.count_dropped_line) if http.access_log else None
     return Server(
         ServedModel(
             names=config.names,
             tokenizer=tokenizer,
             chat_template=chat_template,
+            replies=replies,
             door=door_of(
                 config,
                 tokenizer,

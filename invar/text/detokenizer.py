@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codecs import utf_8_decode
+from collections.abc import Collection
 
 from invar.text.tokenizer import Tokenizer
 
@@ -15,18 +16,25 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, at_start: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        at_start: bool = True,
+        shown_ids: Collection[int] = (),
     ) -> None:
         """`at_start`: the tokens begin a text, so the space that SentencePiece puts before a first
-        word is not part of it. Off where they continue a text (raw completions)."""
+        word is not part of it. Off where they continue a text (raw completions). `shown_ids`:
+        control tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
+        self._shown_ids = shown_ids
         self._strips_space = at_start and tokenizer.strips_leading_space
         self._incomplete = b""  # the beginning of a character
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; raises TokenizerError for an id out of range."""
-        if self._skip_special_tokens:
+        if self._skip_special_tokens and token_id not in self._shown_ids:
             data = self._tokenizer.token_bytes(token_id)
         else:
             data = self._tokenizer.visible_bytes(token_id, skip_special_tokens=False)

@@ -38,14 +38,18 @@ class TextAssembler:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        shown_ids: Collection[int] = (),
         at_start: bool = True,
     ) -> None:
         """`stop_token_ids`: every id that ends the answer, EOS too unless it is ignored.
 
-        Up to `min_tokens` tokens nothing ends it. `at_start` as in Detokenizer.
+        Up to `min_tokens` tokens nothing ends it. `at_start` and `shown_ids` as in Detokenizer.
         """
         self._detokenizer = Detokenizer(
-            tokenizer, skip_special_tokens=skip_special_tokens, at_start=at_start
+            tokenizer,
+            skip_special_tokens=skip_special_tokens,
+            at_start=at_start,
+            shown_ids=shown_ids,
         )
         self._stops = StopStrings(stop, include_stop_str_in_output)
         self._stop_token_ids = frozenset(stop_token_ids)

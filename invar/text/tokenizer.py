@@ -58,7 +58,7 @@ class Tokenizer:
         self.stop_token_ids: frozenset[int] = vocabulary.stop_token_ids
         # The encoder puts a space before the first word; the first word's space is not text.
         self.strips_leading_space: bool = vocabulary.add_space_prefix or vocabulary.model == "bert"
-        self._control_ids = frozenset(
+        self.control_ids: frozenset[int] = frozenset(
             vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
         )
         self._bytes = TokenBytes(vocabulary)
@@ -137,7 +137,7 @@ class Tokenizer:
 
     def is_control(self, token_id: int) -> bool:
         """Whether the id is a control, unknown or unused token, one that stands for no text."""
-        return self._checked_id(token_id) in self._control_ids
+        return self._checked_id(token_id) in self.control_ids
 
     def visible_bytes(self, token_id: int, *, skip_special_tokens: bool) -> bytes:
         """`token_bytes`, or a control token's spelling where those are to be seen."""

@@ -28,6 +28,7 @@ from invar.engine.request import EngineOutput, EngineRequest, FinishReason, Toke
 from invar.observe.metrics import Metrics
 from invar.serving.async_engine import AsyncEngine
 from invar.text.chat_template import ChatTemplate
+from invar.text.reply_detection import model_replies
 from invar.text.tokenizer import Tokenizer
 
 from .in_process import ThreadPort
@@ -207,15 +208,26 @@ def served(
     max_model_len: int = 256,
     add_bos: bool = True,
     with_template: bool = True,
+    template: str | None = None,
+    tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
     **options: Any,
 ) -> tuple[Server, ScriptedEngine]:
     metadata = vocabulary(add_bos)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
     tokenizer = Tokenizer.from_gguf(metadata)
+    chat_template = ChatTemplate.from_gguf(metadata) if with_template else None
     engine = ScriptedEngine(script)
     model = ServedModel(
         names=("scripted", "org/scripted"),
         tokenizer=tokenizer,
-        chat_template=ChatTemplate.from_gguf(metadata) if with_template else None,
+        chat_template=chat_template,
+        replies=None
+        if chat_template is None
+        else model_replies(
+            chat_template, tokenizer, tool_parser=tool_parser, reasoning_parser=reasoning_parser
+        )[0],
         door=Door(
             vocab_size=tokenizer.vocab_size,
             max_model_len=max_model_len,

@@ -146,13 +146,13 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 @pytest.mark.parametrize("fields", [
     {"response_format": {"type": "json_object"}}, {"guided_json": {}}, {"guided_regex": "a+"},
     {"guided_choice": ["a"]}, {"guided_grammar": "root ::= x"}, {"regex": "a"},
-    {"structured_outputs": {"regex": "a"}}, {"tools": [TOOL]}, {"tool_choice": "required"},
-    {"tools": [TOOL], "tool_choice": "auto"}, {"use_beam_search": True}, {"best_of": 4},
+    {"structured_outputs": {"regex": "a"}}, {"tool_choice": "required"},
+    {"use_beam_search": True}, {"best_of": 4},
     {"mirostat": 2}, {"chat_template": "{{ x }}"}, {"truncate_prompt_tokens": 5}, {"echo": True},
     {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": {"chat_template": "x"}},
     {"store": True}, {"verbosity": "low"}, {"add_bos": True}, {"truncation_side": "right"},
     {"chat_template_content_format": "openai"}, {"stream_interval": 8},
-    {"include_reasoning": False}, {"add_special_tokens": True},
+    {"add_special_tokens": True},
     {"stream": True, "stream_options": {"include_obfuscation": True}},
 ])  # fmt: skip
 def test_known_fields_that_cannot_be_honoured(hello: RunningServer, fields: dict[str, Any]) -> None:

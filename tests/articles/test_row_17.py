@@ -1,4 +1,4 @@
-"""SGLang's launcher. Parsers of tool calls are not built: the flag is refused with the reason."""
+"""SGLang's launcher, with a parser of tool calls."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ LAUNCH = "invar.launch_server"
 
 def test_starts() -> None:
     words = ("--model-path", TINY, "--kv-store", "off", "--response-store", "off", "--port", "0")
+    words = (*words, "--tool-call-parser", "firefunction")
     with listening(sys.executable, "-m", LAUNCH, *words) as server:
         body = {"prompt": [3, 4, 5], "max_tokens": 3}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
@@ -23,9 +24,11 @@ def test_starts() -> None:
 
 
 def test_a_parser_of_tool_calls() -> None:
-    result = module(LAUNCH, "--model-path", TINY, "--tool-call-parser", "firefunction")
-    assert result.returncode == 2
-    assert "--tool-call-parser firefunction: not supported: tool calls" in result.stderr
+    result = module(LAUNCH, "--model-path", TINY, "--tool-call-parser", "firefunctoin")
+    assert result.returncode == 1
+    assert "--tool-call-parser firefunctoin: no such parser" in result.stderr
+    assert "Did you mean firefunction?" in result.stderr
+    assert "hermes" in result.stderr
     assert not result.stdout
 
 

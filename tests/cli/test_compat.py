@@ -91,7 +91,7 @@ def test_values_that_ask_for_nothing_are_silent() -> None:
     ("serve", ["--hots", "x"], "nearest: --host"),
     ("run", ["--rope-freq-base", "5"], "rope is what the model file states"),
     ("run", ["--mirostat", "2"], "sampler"),
-    ("serve", ["--tool-call-parser", "hermes"], "later version"),
+    ("run", ["--tool-call-parser", "hermes"], "whole texts"),
     ("serve", ["--parallel"], "a value must follow"),
     ("run", ["-p"], "a value must follow"),
     ("run", ["--raw=yes"], "takes no value"),

@@ -1,0 +1,106 @@
+"""Replies in which every part has a head that says whom it is for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from invar.text.call_formats import say_json
+from invar.text.reply import Reply, ReplyFormat
+from invar.text.scanner import Reading, stops
+
+MAX_HEAD = 256  # characters
+CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+HEAD = re.compile(
+    r"\s*(assistant)?(\s*to=[\w.\-]+)?(\s*<\|channel\|>\s*\w*)?(\s*to=[\w.\-]+)?"
+    r"(\s*<\|constrain\|>)?(\s*\w+)?\s*"
+)
+WHERE = re.compile(r"<\|channel\|>\s*(\w+)")
+RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.\-]+)")
+
+
+@dataclass(frozen=True)
+class HarmonyFormat(ReplyFormat):
+    """gpt-oss: thoughts in the channel analysis, calls in messages to a function.
+
+    https://github.com/openai/harmony/blob/main/docs/format.md
+    """
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (CHANNEL, MESSAGE, START, "<|constrain|>", *ENDS)
+
+    def read(self, reply: Reply, prompt_end: str) -> Reading[None]:
+        """A prompt ends behind ``<|start|>assistant``, perhaps in the middle of a message."""
+        head, begun, _ = prompt_end.rpartition(START)[2].partition(MESSAGE)
+        if begun:
+            head = yield from self._body(reply, head)
+        while (yield from reply.scanner.character()):
+            pieces: list[str] = []
+            mark = reply.scanner.mark()
+            end = yield from reply.scanner.until(
+                stops(MESSAGE, START, *ENDS), pieces.append, MAX_HEAD
+            )
+            text = "".join(pieces)
+            whole = end is not None or not (yield from reply.scanner.character())
+            if not whole or not HEAD.fullmatch(head + text):
+                # A model that has left the protocol.
+                reply.scanner.rewind(mark)
+                reply.scanner.release()
+                if head == CHANNEL:
+                    reply.say_content(head)
+                end = yield from reply.scanner.until(
+                    stops(CHANNEL, START, *ENDS), reply.say_content
+                )
+                head = CHANNEL if end == CHANNEL else ""
+                continue
+            reply.scanner.release()
+            head = (yield from self._body(reply, head + text)) if end == MESSAGE else ""
+
+    def _body(self, reply: Reply, head: str) -> Reading[str]:
+        """A message up to its end. Returns what the next head begins with."""
+        channel, recipient = WHERE.search(head), RECIPIENT.search(head)
+        scanner, ends = reply.scanner, stops(*ENDS, START, CHANNEL)
+        if recipient is not None and reply.takes_calls:
+            call = reply.start_call(recipient[1])
+            end = yield from scanner.until(ends, lambda text: reply.say_arguments(call, text))
+            if end is not None or not reply.cut:
+                reply.end_call(call)
+        elif channel is not None and channel[1] == "analysis":
+            reply.begin_reasoning()
+            end = yield from scanner.until(ends, reply.say_reasoning)
+            reply.end_reasoning()
+        else:
+            end = yield from scanner.until(ends, reply.say_content)
+        return CHANNEL if end == CHANNEL else ""
+
+
+@dataclass(frozen=True)
+class RecipientFormat(ReplyFormat):
+    """Functionary 3.2: ``>>>`` a tool's name, or "all" for who asks, a line break and what is said.
+
+    https://github.com/MeetKai/functionary/blob/main/functionary/prompt_template/prompt_template_v3.py
+    """
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (">>>",)
+
+    def read(self, reply: Reply, prompt_end: str) -> Reading[None]:
+        next_part = stops(">>>")
+        begun = prompt_end.endswith(">>>")
+        while begun or (yield from reply.scanner.until(next_part, reply.say_content)):
+            begun = False
+            pieces: list[str] = []
+            mark = reply.scanner.mark()
+            end = yield from reply.scanner.until(stops("\n"), pieces.append, MAX_HEAD)
+            name = "".join(pieces).strip()
+            if end is not None and name in reply.tools:
+                call = reply.start_call(name)
+                yield from reply.scanner.skip()
+                if (yield from say_json(reply, call, ">>>")):
+                    reply.end_call(call)
+            elif end is None or name != "all":
+                reply.scanner.rewind(mark)
+            reply.scanner.release()
