@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -19,16 +19,29 @@ import numpy.typing as npt
 
 from invar.models.metadata import ConfigError, brief
 from invar.models.rope_scaling import kind_of
-from invar.weights.formats import QuantType, dequantize
+from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
 from invar.weights.gguf_shard import TensorInfo
 from invar.weights.hf_directory import CONFIG, HFDirectory
+from invar.weights.quantized_directory import KEY as QUANTIZATION
+from invar.weights.quantized_directory import QuantizedDirectory
 from invar.weights.safetensors import SafetensorsError, StoredTensor
 
 Config = Mapping[str, Any]  # the object in config.json
 Key = str | tuple[str, ...] | Callable[[Config], Any]
 
 OUTPUT = "output.weight"
-TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16}
+TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16} | {
+    kind.name: kind
+    for kind in (
+        QuantType.Q4_0,
+        QuantType.Q8_0,
+        QuantType.INT4_ZP,
+        QuantType.INT8_ZP,
+        QuantType.INT8,
+        QuantType.FP8,
+        QuantType.MXFP4,
+    )
+}
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -108,7 +121,7 @@ class HFSource:
         self.directory = HFDirectory(self.path)
         try:
             self.config: Config = self.directory.config
-            refuse_quantised(self.config)
+            self.stored = self._stored()
             self.family = family_of(self.config)
             self.metadata = HFMetadata(self.family, self.config)
             self._presented = self._present()
@@ -130,15 +143,34 @@ class HFSource:
         )
         return whole.reshape(info.shape[0], -1) if len(info.shape) == 2 else whole.reshape(-1)
 
+    def made_from(self, name: str) -> Sequence[npt.NDArray[np.uint8]] | None:
+        """The stored bytes behind `raw(name)`, if these are made of others."""
+        if not isinstance(self.stored, QuantizedDirectory):
+            return None
+        parts = [self.stored.made_from(part) for part in self._presented[name].stored]
+        return [raw for part in parts if part is not None for raw in part] or None
+
     def dequantize(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor as float32 of its shape."""
         info = self._presented[name].info
         return dequantize(self.raw(name), info.type, info.shape)
 
+    def _stored(self) -> HFDirectory | QuantizedDirectory:
+        """What is stored, with one tensor for every weight."""
+        if self.config.get(QUANTIZATION) is None:
+            return self.directory
+        return QuantizedDirectory(self.directory, self.config)
+
+    @property
+    def quantization(self) -> str | None:
+        """What config.json calls the way in which the weights are quantised."""
+        stored = self.stored
+        return stored.method if isinstance(stored, QuantizedDirectory) else None
+
     def _part(self, name: str, kind: QuantType, placed: Placed) -> npt.NDArray[np.uint8]:
         """`[rows, row_bytes]` of one stored tensor, as it is presented."""
-        stored = self.directory.tensors[name]
-        raw = self.directory.raw(name)
+        stored = self.stored.tensors[name]
+        raw = self.stored.raw(name)
         if placed.plus:
             values = dequantize(raw, TYPES[stored.dtype], stored.shape) + np.float32(placed.plus)
             raw = values.reshape(-1).view(np.uint8)
@@ -152,7 +184,7 @@ class HFSource:
 
     def _present(self) -> dict[str, _Presented]:
         stacks: dict[str, _Stack] = {}
-        for name, stored in self.directory.tensors.items():
+        for name, stored in self.stored.tensors.items():
             if NUMBER.sub("{}", name) in self.family.left_out:
                 continue
             ours, number, placed = self._place(name)
@@ -204,6 +236,10 @@ class HFSource:
                 f"(supported: {', '.join(TYPES)})"
             )
         kind = QuantType.F32 if stack.placed.plus else TYPES[dtype]
+        if stack.placed.transposed and len(shape) == 2 and kind not in PLAIN_TYPES:
+            raise SafetensorsError(
+                f"tensor {parts[0].name}: a quantised matrix of [in, out] is not supported"
+            )
         if stack.placed.transposed and len(shape) == 2:
             shape = shape[::-1]
         if stack.placed.vector and shape[:-1] == (1,):
@@ -239,13 +275,6 @@ class HFSource:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def refuse_quantised(config: Config) -> None:
-    quantised = config.get("quantization_config")
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-        raise ConfigError(f"{CONFIG}: quantization_config: {brief(method)} is not supported")
 
 
 # ---------------------------------------------------------------- what many families share

@@ -78,7 +78,10 @@ def changed(folder: Path, **changes: Any) -> Path:
         ({"rms_norm_eps": [1]}, "config.json: rms_norm_eps must be a number"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not known"),
         ({"rope_parameters": 7}, "config.json: rope_parameters must be an object"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: awq"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "quantization_config says awq, but no weight",
+        ),
         ({"tie_word_embeddings": False}, "lm_head.weight. is missing"),
     ],
 )
