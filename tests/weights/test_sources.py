@@ -263,8 +263,6 @@ def test_unknown_names_list_the_known_and_the_nearest() -> None:
         resolve("llama.gguf")
     with pytest.raises(ModelSourceError, match="there is no such file"):
         resolve(Path("smollm2"))
-    with pytest.raises(ModelSourceError, match="ModelScope is not supported yet"):
-        resolve("ms:org/name")
 
 
 @pytest.mark.parametrize("name", ["--index-url=x", "a b", "a @ http://x", "../x", ""])

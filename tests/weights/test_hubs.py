@@ -1,0 +1,158 @@
+"""Hubs over HTTP: a local server with their routes, and `invar pull` as it is typed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from golden.hf_form import write_hf_directory
+from golden.tiny_models import model_path
+from weights.hub_server import TOKEN, LocalHub, commit_of, local_hub, repository
+
+from invar.weights.hf_directory import INDEX, HFDirectory
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[LocalHub]:
+    directory = write_hf_directory("llama_gqa", tmp_path / "origin", "BF16", shards=2)
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    extra = {"README.md": b"hi", "pytorch_model.bin": b"\x80\x02", "onnx/model.onnx": b"x"}
+    with local_hub() as hub:
+        hub.repositories = {
+            "org/tiny": repository(files | extra),
+            "org/quants": repository({"m-Q8_0.gguf": model_path("llama_gqa").read_bytes()}),
+            "org/gated": repository(files, gated=True),
+            "org/pickled": repository({"config.json": b"{}", "pytorch_model.bin": b"\x80\x02"}),
+        }
+        yield hub
+
+
+def invar(
+    hub: LocalHub, home: Path, *words: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own |= {"HF_ENDPOINT": hub.url, "MODELSCOPE_DOMAIN": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HOME": str(home / "hf"), "INVAR_CACHE": str(home / "invar")}
+    own |= {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-m", "invar.cli.main", *words]
+    return subprocess.run(command, env=own | environment, capture_output=True, text=True, cwd=home)
+
+
+def pulled(result: subprocess.CompletedProcess[str]) -> Path:
+    assert result.returncode == 0, result.stderr
+    return Path(result.stdout.strip())
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1
+    line = result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    return line
+
+
+def test_a_directory_is_pulled_whole_and_served_offline(hub: LocalHub, tmp_path: Path) -> None:
+    path = pulled(invar(hub, tmp_path, "pull", "org/tiny"))
+    assert path.is_dir()
+    assert {file.name for file in path.iterdir()} == {
+        *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+        *("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX),
+        "manifest.json",
+    }
+    assert all(commit_of("main") in line for line in hub.requests if "/resolve/" in line)
+    asked = len(hub.requests)
+    report = invar(hub, tmp_path, "inspect", "org/tiny", "--json", HF_HUB_OFFLINE="1")
+    assert json.loads(report.stdout)["architecture"] == "llama"
+    assert len(hub.requests) == asked
+
+
+def test_article_09_a_file_into_a_folder(hub: LocalHub, tmp_path: Path) -> None:
+    words = ("pull", "org/quants", "m-Q8_0.gguf", "--local-dir", "./models")
+    path = tmp_path / pulled(invar(hub, tmp_path, *words))
+    assert path == tmp_path / "models" / "m-Q8_0.gguf"
+    expected = hub.repositories["org/quants"].files["m-Q8_0.gguf"]
+    assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(expected).digest()
+    wrong = invar(hub, tmp_path, "pull", "org/quants", "x.gguf", "--local-dir", "./models")
+    assert "has no x.gguf (there are: m-Q8_0.gguf)" in refused(wrong)
+
+
+def test_a_broken_download_is_resumed(hub: LocalHub, tmp_path: Path) -> None:
+    """Of a file larger than the 10 MiB that the library writes at a time."""
+    content = bytes(24 << 20)
+    hub.repositories["org/large"] = repository({"x.gguf": content})
+    hub.cut_once = {"x.gguf"}
+    words = ("pull", "org/large", "x.gguf", "--local-dir", "models")
+    first = invar(hub, tmp_path, *words)
+    path = tmp_path / pulled(first if first.returncode == 0 else invar(hub, tmp_path, *words))
+    assert path.read_bytes() == content
+    assert any("bytes=" in line for line in hub.requests)
+
+
+def test_a_gated_repository_says_what_to_do(hub: LocalHub, tmp_path: Path) -> None:
+    line = refused(invar(hub, tmp_path, "pull", "org/gated"))
+    assert "hf:org/gated: the repository is gated" in line
+    assert "HF_TOKEN" in line
+    assert pulled(invar(hub, tmp_path, "pull", "org/gated", HF_TOKEN=TOKEN)).is_dir()
+
+
+def test_what_is_not_there_is_told_apart(hub: LocalHub, tmp_path: Path) -> None:
+    for name, message in {
+        "org/none": "there is no such repository, or it is private",
+        "org/tiny@v9": "no such revision",
+        "org/pickled": "pickles, which could run any code",
+    }.items():
+        assert message in refused(invar(hub, tmp_path, "pull", name)), name
+    offline = invar(hub, tmp_path, "pull", "org/tiny", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in refused(offline)
+
+
+def test_a_revision_is_pinned(hub: LocalHub, tmp_path: Path) -> None:
+    files = hub.repositories["org/tiny"].files
+    changed = files["config.json"].replace(b'"rope_theta": 10000.0', b'"rope_theta": 20000.0')
+    hub.repositories["org/tiny"].revisions["v1"] = files | {"config.json": changed}
+    path = pulled(invar(hub, tmp_path, "pull", "hf:org/tiny@v1"))
+    assert (path / "config.json").read_bytes() == changed
+    assert all(commit_of("v1") in line for line in hub.requests if "/resolve/" in line)
+    other = pulled(invar(hub, tmp_path, "pull", "org/tiny"))
+    assert other != path
+    assert (other / "config.json").read_bytes() == files["config.json"]
+
+
+def test_a_file_that_is_not_what_the_hub_lists_is_refused(hub: LocalHub, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "m-Q8_0.gguf.unfinished").write_bytes(b"something else")
+    words = ("pull", "ms:org/quants", "--local-dir", "models")
+    assert "the hub lists" in refused(invar(hub, tmp_path, *words))
+    path = tmp_path / pulled(invar(hub, tmp_path, *words))
+    assert path.read_bytes() == hub.repositories["org/quants"].files["m-Q8_0.gguf"]
+
+
+def test_modelscope(hub: LocalHub, tmp_path: Path) -> None:
+    path = pulled(invar(hub, tmp_path, "pull", "modelscope:org/tiny"))
+    HFDirectory(path).close()
+    assert "there is no such repository" in refused(invar(hub, tmp_path, "pull", "ms:org/none"))
+    hub.cut_once = {"m-Q8_0.gguf"}
+    words = ("pull", "ms:org/quants", "--local-dir", "models")
+    refused(invar(hub, tmp_path, *words))
+    resumed = tmp_path / pulled(invar(hub, tmp_path, *words))
+    assert resumed.read_bytes() == hub.repositories["org/quants"].files["m-Q8_0.gguf"]
+    assert any("bytes=" in line for line in hub.requests)
+
+
+def test_what_hugging_faces_own_cache_has_is_used(hub: LocalHub, tmp_path: Path) -> None:
+    folder = tmp_path / "hf" / "hub" / "models--org--mine"
+    commit = commit_of("main")
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "snapshots").mkdir()
+    snapshot = write_hf_directory("llama_gqa", folder / "snapshots" / commit, shards=2)
+    inspect = invar(hub, tmp_path, "inspect", "org/mine", "--json")
+    assert json.loads(inspect.stdout)["files"][0] == str(snapshot / "config.json")
+    assert not hub.requests
+    (snapshot / "model-00002-of-00002.safetensors").unlink()
+    assert "there is no such repository" in refused(invar(hub, tmp_path, "inspect", "org/mine"))
