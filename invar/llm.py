@@ -260,10 +260,13 @@ class LLM:
         for index, prompt in enumerate(prompts):
             request_id = str(next(self._request_ids))
             try:
+                ready = self.model.door.prepare(params[index])
+                for warning in ready.warnings:
+                    self._notice("SamplingParams.structured_outputs", warning)
                 requests = self.model.door.resolve(
                     request_id,
                     prompt.ids,
-                    params[index],
+                    ready,
                     priority=priorities[index],
                     cache_salt=prompt.cache_salt,
                 )

@@ -50,7 +50,9 @@ class SamplingBatch:
     bias_ids: np.ndarray  # int32, of all rows one after another
     bias_values: np.ndarray  # float32; -inf forbids
     bias_start: np.ndarray  # int64 [rows + 1]
-    masks: np.ndarray  # uint32 [masked, words of 32 ids]; 1 = allowed
+    # uint32 [words of 32 ids + 1] each; a bit of 1 allows. The last word is not 0 once the others
+    # are final: they may be written (and published, `_native.publish_mask`) while the step runs.
+    masks: tuple[np.ndarray, ...]
     masked_rows: np.ndarray  # int32 [masked], which row each mask belongs to
     score: np.ndarray  # bool: no draw, report score_token
     score_token: np.ndarray  # int32
@@ -83,6 +85,7 @@ class StepResult:
     logprobs: np.ndarray  # float32 [rows], of the raw logits
     ranks: np.ndarray  # int32 [rows], 1 = highest logit
     finite: np.ndarray  # bool [rows]; False: NaN in the logits or nothing allowed
+    skipped: np.ndarray  # bool [rows]: its mask was not ready, so that nothing was drawn
     top_ids: np.ndarray  # int32 [rows, max top_logprobs of the batch]
     top_logprobs: np.ndarray  # float32, same shape
     # sequence of the batch → where its first NaN came from; an eager plan alone knows

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from invar.backends.runner import Batch, RunnerInfo, SamplingBatch
-from invar.engine.constraints import Constraints, mask_words
+from invar.engine.constraints import Constraints
 from invar.engine.kv import KVMemory
 from invar.engine.request import Sampling
 from invar.engine.state import Chunk, RequestState
@@ -135,7 +135,10 @@ class BatchBuilder:
                 rows = slice(row, row + len(scored))
                 score[rows] = True
                 score_token[rows] = chunk.state.token_ids[scored.start + 1 : scored.stop + 1]
-                top[rows] = chunk.state.request.sampling.prompt_logprobs
+                of_prompt = max(
+                    0, min(len(scored), chunk.state.num_prompt_tokens - 1 - scored.start)
+                )
+                top[row : row + of_prompt] = chunk.state.request.sampling.prompt_logprobs or 0
             row += chunk.num_logit_rows
         return score, score_token, top
 
@@ -166,16 +169,14 @@ class BatchBuilder:
             lengths[row] = len(biased)
         return np.concatenate(ids), np.concatenate(values), starts_of(lengths, np.int64)
 
-    def _masks(self, special: Sequence[Drawing]) -> tuple[np.ndarray, np.ndarray]:
+    def _masks(self, special: Sequence[Drawing]) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
         masks, rows = [], []
         for row, state in special:
-            mask = self._constraints(state).mask
+            mask = self._constraints(state).mask if state.guide is None else state.guide.mask
             if mask is not None:
                 masks.append(mask)
                 rows.append(row)
-        if not masks:
-            return np.empty((0, mask_words(self.vocab_size)), np.uint32), NO_IDS
-        return np.stack(masks), np.array(rows, np.int32)
+        return tuple(masks), np.array(rows, np.int32)
 
     def _constraints(self, state: RequestState) -> Constraints:
         if state.constraints is None:

@@ -23,7 +23,7 @@ class Constraints:
     stop_ids: np.ndarray  # int32, ascending: forbidden before min_tokens
     min_tokens: int
     bad_sequences: tuple[tuple[np.ndarray, int], ...]  # int32 ids, and what must not follow them
-    mask: np.ndarray | None  # uint32 [words]: bit id % 32 of word id // 32 is set: id is allowed
+    mask: np.ndarray | None  # as `SamplingBatch.masks` has them
 
     @classmethod
     def of(cls, request: EngineRequest, vocab_size: int) -> Constraints:
@@ -70,9 +70,12 @@ class Constraints:
 
 
 def mask_of(allowed: tuple[int, ...], vocab_size: int) -> np.ndarray:
+    """uint32: bit id % 32 of word id // 32 is set where id is allowed; the last word says that it
+    is ready."""
     bits = np.zeros(mask_words(vocab_size) * MASK_BITS, np.uint8)
     bits[np.array(allowed, np.int64)] = 1
-    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    words = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    return np.append(words, np.uint32(1))
 
 
 def mask_words(vocab_size: int) -> int:

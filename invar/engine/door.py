@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from invar.engine.request import EngineRequest, Sampling
 from invar.engine.sampling_params import MIN_TEMPERATURE, SamplingParams, bias_id
+from invar.grammar.compiler import CompiledGrammar, GrammarCompiler
 
 UINT64 = 2**64
 SMALLEST_TOP_P = 2.0**-40  # anything less keeps the first token alone, as this does; 0 would be off
@@ -39,6 +40,12 @@ class ResolvedParams:
     params: SamplingParams
     sampling: Sampling  # of the first choice; a seed of its own only if one was given
     stop_token_ids: frozenset[int]
+    grammar: CompiledGrammar | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the parameters does nothing: keywords of a schema that cannot be enforced."""
+        return () if self.grammar is None else self.grammar.warnings
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,8 @@ class Door:
     encode: Callable[[str], TokenIds]  # plain text, without special tokens, for bad_words
     max_logprobs: int = 20
     seeds: SeedSource = field(default_factory=SeedSource)
+    grammars: GrammarCompiler | None = None  # None: no request may have one
+    leading_space: bool = False  # the tokenizer's words begin with one, so JSON may
 
     def resolve(
         self,
@@ -71,6 +80,7 @@ class Door:
         params = ready.params
         prompt = self._prompt(prompt_token_ids, params.truncate_prompt_tokens)
         max_tokens = self._max_tokens(len(prompt), params)
+        self._check_room(ready, max_tokens)
         seed = self.seeds.draw() if params.seed is None else ready.sampling.seed
         first = replace(ready.sampling, seed=seed)
         # The scores of a prompt are the same for every choice: the first one reports them.
@@ -94,8 +104,6 @@ class Door:
     def prepare(self, params: SamplingParams) -> ResolvedParams:
         """Once for all prompts of a call: lists may be as long as the vocabulary."""
         params.validate()
-        if params.structured_outputs is not None:
-            raise ValueError("structured_outputs: not supported yet")
         self._check_ids("stop_token_ids", params.stop_token_ids or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         stops = frozenset(params.stop_token_ids or ())
@@ -103,7 +111,35 @@ class Door:
             stops |= self.eos_token_ids
         sampling = self._sampling(params)
         self._check_remaining(sampling, stops, params.min_tokens)
-        return ResolvedParams(params, sampling, stops)
+        ready = ResolvedParams(params, sampling, stops)
+        return ready if params.structured_outputs is None else self._with_grammar(ready)
+
+    def _with_grammar(self, ready: ResolvedParams) -> ResolvedParams:
+        """Compiles the grammar, which may take seconds; a known one costs nothing."""
+        wanted = ready.params.structured_outputs
+        if self.grammars is None:
+            raise ValueError("structured_outputs: this engine compiles no grammars")
+        try:
+            text = wanted.normalised(leading_space=self.leading_space)
+            grammar = self.grammars.check(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"structured_outputs: {error}") from None
+        sampling = replace(ready.sampling, grammar=text, completes_grammar=wanted.complete_at_limit)
+        ready = replace(ready, sampling=sampling, grammar=grammar)
+        if ready.params.max_tokens is not None:
+            self._check_room(ready, ready.params.max_tokens)
+        return ready
+
+    def _check_room(self, ready: ResolvedParams, max_tokens: int) -> None:
+        """The shortest answer that fits the grammar fits the limit too."""
+        if ready.grammar is None or not ready.sampling.completes_grammar:
+            return
+        fewest = ready.grammar.fewest_tokens(max_tokens)
+        if fewest > max_tokens:
+            raise ValueError(
+                f"max_tokens: {max_tokens} tokens hold no answer of the form that "
+                f"structured_outputs asks for; the shortest one found has {fewest}"
+            )
 
     def score(
         self,

@@ -15,17 +15,19 @@ import numpy as np
 
 from invar.backends.runner import Runner, StepResult
 from invar.engine.batch import BatchBuilder
+from invar.engine.guidance import Guidance
 from invar.engine.kv import KVMemory
 from invar.engine.kv_use import KVUse, kv_use
 from invar.engine.pace import Pace
 from invar.engine.page_store import PageStore
 from invar.engine.policies import POLICIES
-from invar.engine.request import EngineOutput, EngineRequest, FinishReason
+from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from invar.engine.results import StepReader
 from invar.engine.scheduler import Scheduler
 from invar.engine.state import Chunk, RequestState
 from invar.engine.stored_prefix import StoredPrefixes
 from invar.engine.work import Work
+from invar.grammar.compiler import GrammarCompiler
 
 NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token is allowed)"
 
@@ -83,13 +85,17 @@ class Engine:
         store: PageStore | None = None,
         store_salted: bool = False,
         paces_prompts: bool = False,
+        grammars: GrammarCompiler | None = None,
+        jump_forward: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         poison_freed_pages: bool = False,
     ) -> None:
         """The limits default to the runner's own. prefix_caching: computed prefixes are kept and
         reused. store: on disk too; the engine's from now on. store_salted: also those of requests
         with a `cache_salt`. paces_prompts: rows of prompts beside requests that decode are no more
-        than these feel little of, as measured by the clock in seconds. poison_freed_pages: fill
+        than these feel little of, as measured by the clock in seconds. grammars: compiles those of
+        requests; None: they may have none. jump_forward: tokens that a grammar forces are not
+        drawn one by one, to the same answer. poison_freed_pages: fill
         them with NaN (tests)"""
         info = runner.info
         self.runner = runner
@@ -119,6 +125,7 @@ class Engine:
         # Hears the ids of those that are scheduled, then of those that run, before either begins.
         self.on_step: Callable[[list[str]], None] | None = None
         self.builder = BatchBuilder(info, self.memory)
+        self.guidance = Guidance(grammars, info.vocab_size, jumps=jump_forward)
         self.states: dict[str, RequestState] = {}
         self.finished_at_door: dict[str, EngineOutput] = {}
         self.arrivals = 0
@@ -143,12 +150,17 @@ class Engine:
         self._check(request)
         state = RequestState(request, arrival=self.arrivals)
         self.arrivals += 1
-        ending = output_of(state, [])
-        if ending.finish_reason is not None:  # resumed after its last token
-            self.finished_at_door[request.id] = ending
+        if ending := ending_of(state):  # resumed after its last token
+            reason, stop = ending
+            self.finished_at_door[request.id] = EngineOutput(
+                request.id, [], finish_reason=reason, stop_reason=stop
+            )
             return
+        if request.sampling.grammar is None:
+            self.scheduler.add(state)
+        else:
+            self.guidance.begin(state)
         self.states[request.id] = state
-        self.scheduler.add(state)
 
     def abort(self, request_id: str) -> bool:
         """Forgets a request in any state; no output comes for it. False where it is not known."""
@@ -157,7 +169,7 @@ class Engine:
         state = self.states.pop(request_id, None)
         if state is None:
             return False
-        self.scheduler.remove(state)
+        self._remove(state)
         return True
 
     def reset_prefix_cache(self) -> bool:
@@ -168,8 +180,7 @@ class Engine:
     def step(self) -> list[EngineOutput]:
         """Runs one batch: what it brought, for each request that got a token or ended."""
         began = self.clock()
-        outputs = list(self.finished_at_door.values())
-        self.finished_at_door.clear()
+        outputs = self._open_door()
         chunks = self._schedule()
         for part, result in self._run(chunks):
             outputs += self._postprocess(part, result)
@@ -229,7 +240,7 @@ class Engine:
         use = self.kv_use()
         assert 0 <= use.unfilled <= use.owned
         assert min(use.saved_by_sharing, use.saved_by_windows) >= 0
-        states = list(self.scheduler.states())
+        states = [*self.scheduler.states(), *(one for one, _ in self.guidance.compiling.values())]
         assert len(states) == len(set(states)) == len(self.states)
         assert set(states) == set(self.states.values())
         assert {state.slot for state in self.scheduler.running} == set(self.memory.held)
@@ -244,9 +255,23 @@ class Engine:
 
     def close(self) -> None:
         """Writes what is on its way to disk, and gives all memory back."""
+        self.guidance.close()
         if self.page_store is not None:
             self.page_store.close()
         self.runner.close()
+
+    def _open_door(self) -> list[EngineOutput]:
+        """What ends before it runs; requests whose grammars are ready go to the scheduler."""
+        outputs = list(self.finished_at_door.values())
+        self.finished_at_door.clear()
+        for state, error in self.guidance.ready():
+            if error is None:
+                state.ending = ending_of(state)
+                self.scheduler.add(state)
+            else:
+                del self.states[state.request.id]
+                outputs.append(failure(state, error))
+        return outputs
 
     def _check(self, request: EngineRequest) -> None:
         prompt, tokens = len(request.prompt_token_ids), request.max_tokens
@@ -281,6 +306,7 @@ class Engine:
         that only the guilty one fails. A step that runs again writes what it has written.
         """
         if not chunks:
+            self.guidance.wait()
             return []
         now = time.monotonic()
         for chunk in chunks:
@@ -302,6 +328,7 @@ class Engine:
         began = self.clock()
         self._announce(chunk.state for chunk in chunks)
         try:
+            self.guidance.write_masks(chunks)
             batch = self.builder.build(chunks)
             result = self.runner.submit(batch).result()
             self.work.ran(batch, self.clock() - began)
@@ -329,26 +356,69 @@ class Engine:
         return outputs
 
     def _advance(self, chunk: Chunk, rows: range, reader: StepReader) -> EngineOutput | None:
-        """Books a chunk that has run; an output when it drew a token."""
-        state, request = chunk.state, chunk.state.request
-        if scored := len(chunk.score_rows):
-            count = request.sampling.prompt_logprobs or 0
-            state.prompt_logprobs += [reader.logprobs(row, count) for row in rows[:scored]]
+        """Books a chunk that has run; an output when it brought tokens or the answer's end."""
+        state = chunk.state
+        logprobs = self._book_scores(chunk, rows, reader)
         self.prompt_tokens += max(0, min(chunk.end, state.num_prompt_tokens) - chunk.start)
-        self.scheduler.advance(state, chunk.end)
-        if not chunk.samples:
+        computed = chunk.end
+        if chunk.samples and not self._draw(state, rows[-1], reader, logprobs):
+            computed -= 1  # the last row is run again
+        self.scheduler.advance(state, computed)
+        if state.guide is not None and state.guide.error is not None:
+            return self._fail(state, f"structured_outputs: {state.guide.error}")
+        return self._report(state, logprobs)
+
+    def _book_scores(self, chunk: Chunk, rows: range, reader: StepReader) -> list[TokenLogprobs]:
+        """Of the prompt, which are kept; returns those of forced tokens of the output."""
+        state, sampling, logprobs = chunk.state, chunk.state.request.sampling, []
+        for token, row in zip(chunk.score_rows, rows, strict=False):
+            if token < state.num_prompt_tokens - 1:
+                state.prompt_logprobs.append(reader.logprobs(row, sampling.prompt_logprobs or 0))
+            else:
+                logprobs.append(reader.logprobs(row, sampling.logprobs or 0))
+        return logprobs
+
+    def _draw(
+        self, state: RequestState, row: int, reader: StepReader, logprobs: list[TokenLogprobs]
+    ) -> bool:
+        """Appends what was drawn and what follows from it; whether the row has done its work."""
+        state.was_skipped = reader.skipped(row)
+        if state.was_skipped:
+            return False
+        count = state.request.sampling.logprobs
+        token = reader.token_ids[row]
+        new = [token] if state.guide is None else state.guide.take(token)
+        state.append(new)
+        state.num_forced = len(new)
+        state.ending = ending_of(state)
+        self.generated_tokens += len(new)
+        is_kept = new[:1] == [token]
+        if is_kept and count is not None:
+            logprobs.append(reader.logprobs(row, count))
+        return is_kept or (bool(new) and count is None)
+
+    def _report(self, state: RequestState, logprobs: list[TokenLogprobs]) -> EngineOutput | None:
+        """What goes out of the tokens that are known: with logprobs, those whose own is known."""
+        if state.scores_prompt:  # whose scores go with the first output
             return None
-        token = reader.token_ids[rows[-1]]
-        state.append(token)
-        self.generated_tokens += 1
-        output = output_of(state, [token])
-        if request.sampling.logprobs is not None:
-            output.logprobs = [reader.logprobs(rows[-1], request.sampling.logprobs)]
+        scores = state.request.sampling.logprobs is not None
+        first = state.num_reported
+        last = first + len(logprobs) if scores else state.num_output_tokens
+        ending = state.ending if last == state.num_output_tokens else None
+        if first == last and ending is None:
+            return None
+        output = EngineOutput(state.request.id, state.output_token_ids[first:last].tolist())
+        state.num_reported = last
+        if scores:
+            output.logprobs = logprobs
         if not state.has_reported:
             self._report_first(state, output)
         if state.num_preemptions:
             output.timing["preemptions"] = state.num_preemptions
-        if output.finish_reason is not None:
+        if state.guide is not None and state.guide.steered:
+            output.timing["steered"] = 1.0
+        if ending is not None:
+            output.finish_reason, output.stop_reason = ending
             self._forget(state)
         return output
 
@@ -364,11 +434,19 @@ class Engine:
 
     def _fail(self, state: RequestState, error: str) -> EngineOutput:
         self._forget(state)
-        return EngineOutput(state.request.id, [], finish_reason=FinishReason.ERROR, error=error)
+        return failure(state, error)
 
     def _forget(self, state: RequestState) -> None:
         del self.states[state.request.id]
-        self.scheduler.remove(state)
+        self._remove(state)
+
+    def _remove(self, state: RequestState) -> None:
+        if self.guidance.compiling.pop(state.request.id, None) is None:
+            self.scheduler.remove(state)
+
+
+def failure(state: RequestState, error: str) -> EngineOutput:
+    return EngineOutput(state.request.id, [], finish_reason=FinishReason.ERROR, error=error)
 
 
 def note_fault(state: RequestState, fault: str) -> None:
@@ -379,16 +457,19 @@ def note_fault(state: RequestState, fault: str) -> None:
 
 
 def not_finite(state: RequestState) -> str:
+    if state.guide is not None and state.guide.error is not None:
+        return f"structured_outputs: {state.guide.error}"
     return NOT_FINITE if state.fault is None else f"{NOT_FINITE}: {state.fault}"
 
 
-def output_of(state: RequestState, token_ids: list[int]) -> EngineOutput:
-    """What goes out with `token_ids`; it says so if the last known token ends the answer."""
-    request, produced = state.request, state.num_output_tokens
-    output = EngineOutput(request.id, token_ids)
+def ending_of(state: RequestState) -> tuple[FinishReason, int | None] | None:
+    """Why the last known token ends the answer, if it does, and the stop token that it is."""
+    request, produced, guide = state.request, state.num_output_tokens, state.guide
     last = int(state.token_ids[state.num_tokens - 1])
+    # An answer that was led to its end has been cut short.
+    by_itself = FinishReason.LENGTH if guide and guide.steered else FinishReason.STOP
     if produced > request.min_tokens and last in request.stop_token_ids:
-        output.finish_reason, output.stop_reason = FinishReason.STOP, last
-    elif produced >= request.max_tokens:
-        output.finish_reason = FinishReason.LENGTH
-    return output
+        return by_itself, last
+    if guide is not None and guide.finished:
+        return by_itself, None
+    return (FinishReason.LENGTH, None) if produced >= request.max_tokens else None

@@ -24,6 +24,7 @@ from invar.engine.model_files import (
 from invar.engine.page_file import PageLayout
 from invar.engine.page_store import PageStore, open_store
 from invar.engine.quantization import apply_quantization
+from invar.grammar.compiler import GrammarCompiler
 from invar.graph.graph import Graph, GraphError, KVFormat
 from invar.graph.passes import with_kv_format, with_longest
 from invar.models import registry
@@ -83,9 +84,13 @@ def load_engine(config: EngineConfig) -> LoadedModel:
             computing.close()
             raise
     engine = computing.engine
+    grammars = engine.guidance.grammars
+    assert grammars is not None
+    grammars.load = lambda: tokenizer  # it is here already
     door = door_of(
         config,
         tokenizer,
+        grammars,
         vocab_size=computing.info.vocab_size,
         max_model_len=engine.max_model_len,
         kv_capacity_tokens=engine.kv_capacity_tokens,
@@ -130,6 +135,7 @@ def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedE
         store=page_store(config, source, runner.info),
         store_salted=config.kv_store_salted,
         paces_prompts=config.paces_prompts,
+        grammars=GrammarCompiler(lambda: load_text_alone(config)[0], runner.info.vocab_size),
     )
     return LoadedEngine(config, path, engine, runner.info)
 
@@ -137,6 +143,7 @@ def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedE
 def door_of(
     config: EngineConfig,
     tokenizer: Tokenizer,
+    grammars: GrammarCompiler | None = None,
     *,
     vocab_size: int,
     max_model_len: int,
@@ -150,6 +157,8 @@ def door_of(
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
         max_logprobs=config.max_logprobs,
         seeds=SeedSource(config.seed),
+        grammars=grammars or GrammarCompiler(lambda: tokenizer, vocab_size),
+        leading_space=tokenizer.strips_leading_space,
     )
 
 

@@ -60,6 +60,7 @@ class EngineRequest:
     stop_token_ids: frozenset[int] = frozenset()  # end the answer; eos ids are among them
     min_tokens: int = 0  # no stop token before that many
     output_token_ids: np.ndarray | None = None  # int32: already generated (resumed request)
+    was_steered: bool = False  # as its outputs have said (resumed request)
     priority: int = 0  # lower runs earlier, where the policy looks at it
     tenant: str | None = None  # whose share it comes out of, where the policy looks at it
     cache_salt: str | None = None  # prefixes are shared only between requests of one salt
@@ -88,6 +89,7 @@ class EngineOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id that fired
     error: str | None = None
+    steered: bool = False  # a token was replaced so that the answer ends before max_tokens
     cached_tokens: int | None = None  # of the prompt, found computed; once, with the first token
     # arrival, first_scheduled (monotonic s), and preemptions so far of a request that had some
     timing: dict[str, float] = field(default_factory=dict)

@@ -13,6 +13,7 @@ class StepReader:
         self.result = result
         self.token_ids: list[int] = result.token_ids.tolist()
         self.all_finite = bool(result.finite.all())
+        self.any_skipped = bool(result.skipped.any())
         self.next_row = 0
 
     def take_rows(self, count: int) -> range:
@@ -23,6 +24,10 @@ class StepReader:
 
     def finite(self, rows: range) -> bool:
         return self.all_finite or bool(self.result.finite[rows.start : rows.stop].all())
+
+    def skipped(self, row: int) -> bool:
+        """Nothing was drawn: the row's mask was not ready."""
+        return self.any_skipped and bool(self.result.skipped[row])
 
     def logprobs(self, row: int, count: int) -> TokenLogprobs:
         """Of the row's token and of the `count` highest ones."""

@@ -80,13 +80,15 @@ class Scheduler:
         insort(self.waiting, state, key=self.policy.rank)
 
     def schedule(self) -> list[Chunk]:
-        """The chunks of the next step. Empty only when there is no request."""
+        """The chunks of the next step. Empty only when there is no request, or all that run wait
+        for their masks."""
         plan = Plan(self.max_tokens_per_step)
 
         # Those that decode first: they need one row each, and nobody's next token waits on a
         # stranger's prompt.
-        reading = [state for state in self.running if state.num_remaining > 1]
-        decoding = [state for state in self.running if state.num_remaining == 1]
+        able = [state for state in self.running if not state.waits_for_mask]
+        reading = [state for state in able if not state.decodes]
+        decoding = [state for state in able if state.decodes]
         if decoding:
             plan.fetch_until_s = time.monotonic() + FETCH_S
         for state in decoding:

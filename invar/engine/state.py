@@ -14,12 +14,14 @@ A row of token t says how likely token ``t + 1`` is: rows ``[0, P - 1)`` score t
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from invar.engine.constraints import Constraints
-from invar.engine.request import EngineRequest, TokenLogprobs
+from invar.engine.request import EngineRequest, FinishReason, TokenLogprobs
+from invar.grammar.guide import Guide
 
 
 @dataclass(eq=False)
@@ -43,6 +45,11 @@ class RequestState:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     fault: str | None = None  # where its first NaN came from, if the runner can tell
     constraints: Constraints | None = None  # laid out at the first draw that needs them
+    guide: Guide | None = None  # through its grammar, if it has one
+    num_forced: int = 0  # tokens after the last drawn one that the grammar forced
+    num_reported: int = 0  # tokens of the output that have gone out
+    was_skipped: bool = False  # its mask was not ready when it was to draw
+    ending: tuple[FinishReason, int | None] | None = None  # why it draws no more, and the stop id
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -53,6 +60,7 @@ class RequestState:
             or sampling.bad_sequences
             or sampling.allowed_token_ids is not None
             or self.request.min_tokens
+            or sampling.grammar is not None
         )
         prompt = self.request.prompt_token_ids
         resumed = self.request.output_token_ids
@@ -62,6 +70,7 @@ class RequestState:
         self.token_ids[: len(prompt)] = prompt
         if resumed is not None:
             self.token_ids[len(prompt) : self.num_tokens] = resumed
+            self.num_reported = len(resumed)
 
     @property
     def num_output_tokens(self) -> int:
@@ -76,6 +85,26 @@ class RequestState:
     def num_remaining(self) -> int:
         """Known tokens that are still to be run; 1 while decoding."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def decodes(self) -> bool:
+        """Its rows are those of its last token and of what was forced after it."""
+        return self.num_remaining <= 1 + self.num_forced
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """A row of it has run in vain: no other does before the mask is there."""
+        return self.was_skipped and self.guide is not None and not self.guide.is_ready
+
+    @property
+    def first_unscored_row(self) -> int:
+        """Of the rows that say how likely the next token is, the first one that is wanted and has
+        not run; the last row draws in any case."""
+        if self.scores_prompt:
+            return self.num_scored
+        if self.request.sampling.logprobs is not None:
+            return min(self.num_tokens, self.num_prompt_tokens + self.num_reported) - 1
+        return self.num_tokens - 1
 
     @property
     def scores_prompt(self) -> bool:
@@ -94,11 +123,12 @@ class RequestState:
         scores the prompt has to be run."""
         if not self.request.reads_cache:
             return 0
-        return self.num_scored if self.scores_prompt else self.num_tokens - 1
+        return self.first_unscored_row
 
-    def append(self, token_id: int) -> None:
-        self.token_ids[self.num_tokens] = token_id
-        self.num_tokens += 1
+    def append(self, token_ids: Sequence[int]) -> None:
+        end = self.num_tokens + len(token_ids)
+        self.token_ids[self.num_tokens : end] = token_ids
+        self.num_tokens = end
 
 
 @dataclass(frozen=True)
@@ -114,9 +144,10 @@ class Chunk:
 
     @classmethod
     def of(cls, state: RequestState, start: int, end: int) -> Chunk:
-        scored = range(0)
-        if state.scores_prompt:
-            first = max(start, state.num_scored)
-            scored = range(first, max(first, min(end, state.num_prompt_tokens - 1)))
-        samples = end == state.num_tokens
+        first = max(start, state.first_unscored_row)
+        last = state.num_tokens - 1
+        if state.request.sampling.logprobs is None:
+            last = min(last, state.num_prompt_tokens - 1)
+        scored = range(first, max(first, min(end, last)))
+        samples = end == state.num_tokens and state.ending is None
         return cls(state, start, end, scored, samples, len(scored) + samples)

@@ -61,6 +61,7 @@ class _Live:
     tokens: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
+    steered: bool = False  # by its grammar, to an end before max_tokens
 
     def resumed(self) -> EngineRequest:
         """The same request for another engine, which goes on after the last token received.
@@ -73,6 +74,7 @@ class _Live:
         return dataclasses.replace(
             self.request,
             output_token_ids=np.array(self.received, np.int32),
+            was_steered=self.steered,
             sampling=dataclasses.replace(self.request.sampling, prompt_logprobs=None),
         )
 
@@ -291,6 +293,7 @@ class AsyncEngine:
         if live.received:  # what an engine that resumed it says once more
             output.cached_tokens = output.prompt_logprobs = None
         live.received += output.token_ids
+        live.steered |= "steered" in output.timing
         try:
             delta, stop_engine = live.choice.take(output)
         except Exception as error:

@@ -58,9 +58,12 @@ class PieceMerger:
         self._words = _word_pattern(tokens, self._whole_newline_runs)
         self._cache: dict[str, tuple[int, ...]] = {}
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, which must be valid Unicode without lone surrogates."""
-        marked = self._prefix + text.replace(" ", SPACE_MARK)
+    def encode(self, text: str, *, inside: bool = False) -> list[int]:
+        """Token ids of `text`, which must be valid Unicode without lone surrogates.
+
+        inside: it goes on in the middle of a text, so that no space is put before it.
+        """
+        marked = ("" if inside else self._prefix) + text.replace(" ", SPACE_MARK)
         ids: list[int] = []
         cache = self._cache
         for word in self._words.findall(marked):

@@ -125,6 +125,14 @@ class Tokenizer:
             encoder = self._encoders.later
         return np.array(ids, dtype=np.int32)
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Plain text as it goes on in the middle of another: no special tokens, no space put
+        before it."""
+        encoder = self._encoders.later
+        if isinstance(encoder, PieceMerger):
+            return encoder.encode(_checked(text), inside=True)
+        return encoder.encode(_checked(text))
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text; empty for control tokens."""
         return self._bytes[self._checked_id(token_id)]

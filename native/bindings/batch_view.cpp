@@ -28,11 +28,16 @@ SamplingView sampling_view(nb::handle s, int64_t rows) {
   v.bias_len = bias_ids.shape[0];
   v.bias_values = row_field<const float>(s, "bias_values", v.bias_len);
   v.bias_start = row_field<const int64_t>(s, "bias_start", rows + 1);
-  const auto masks = field<const uint32_t, 2>(s, "masks");
-  v.masks = masks.data;
-  v.masked = masks.shape[0];
-  v.mask_words = masks.shape[1];
-  v.masked_rows = row_field<const int32_t>(s, "masked_rows", v.masked);
+  for (nb::handle one : nb::cast<nb::tuple>(s.attr("masks"))) {
+    const auto mask = view<const uint32_t, 1>(one, "masks");
+    if (mask.shape[0] < 1 || (!v.masks.empty() && mask.shape[0] - 1 != v.mask_words)) {
+      throw std::invalid_argument("masks: expected the same number of words in each");
+    }
+    v.masks.push_back(mask.data);
+    v.mask_words = mask.shape[0] - 1;
+  }
+  const auto masked = static_cast<int64_t>(v.masks.size());
+  v.masked_rows = row_field<const int32_t>(s, "masked_rows", masked);
   v.score = row_field<const bool>(s, "score", rows);
   v.score_token = row_field<const int32_t>(s, "score_token", rows);
   v.top_logprobs = row_field<const int32_t>(s, "top_logprobs", rows);
@@ -45,6 +50,7 @@ ResultView result_view(nb::handle r, int64_t rows) {
   v.logprobs = row_field<float>(r, "logprobs", rows);
   v.ranks = row_field<int32_t>(r, "ranks", rows);
   v.finite = row_field<bool>(r, "finite", rows);
+  v.skipped = row_field<bool>(r, "skipped", rows);
   const auto top_ids = field<int32_t, 2>(r, "top_ids");
   const auto top_logprobs = field<float, 2>(r, "top_logprobs");
   if (top_ids.shape[0] != rows || top_logprobs.shape != top_ids.shape) {

@@ -1,6 +1,7 @@
 // The sampling kernel for tests: rows of logits and the sampling arrays of a batch.
 #include <nanobind/stl/string.h>
 
+#include <atomic>
 #include <stdexcept>
 
 #include "bindings/arrays.h"
@@ -23,8 +24,8 @@ void sample(nb::handle logits, nb::handle batch, nb::handle result, const std::s
   execution.kernels = &choose_kernels(isa);
   execution.batch = &v;
   execution.masks.resize(static_cast<size_t>(v.logit_count));
-  for (int64_t i = 0; i < v.sampling.masked; ++i) {
-    execution.masks.at(v.sampling.masked_rows[i]) = v.sampling.masks + i * v.sampling.mask_words;
+  for (size_t i = 0; i < v.sampling.masks.size(); ++i) {
+    execution.masks.at(v.sampling.masked_rows[i]) = v.sampling.masks[i];
   }
   const Memory workspace(execution.kernels->sampling->workspace_bytes(values.shape[1]));
   SampleStep step;
@@ -38,9 +39,17 @@ void sample(nb::handle logits, nb::handle batch, nb::handle result, const std::s
   for (int64_t row = 0; row < worker.rows; ++row) step.run(execution, worker, row);
 }
 
+// Says that a mask's words are final, to whatever thread looks at them in a running step.
+void publish_mask(nb::handle mask) {
+  const auto words = view<uint32_t, 1>(mask, "mask");
+  if (words.shape[0] < 1) throw std::invalid_argument("mask: it has no words");
+  std::atomic_ref(words.data[words.shape[0] - 1]).store(1, std::memory_order_release);
+}
+
 }  // namespace
 
 void bind_sampling(nb::module_& module) {
+  module.def("publish_mask", &publish_mask, nb::arg("mask"));
   nb::module_ kernels = nb::cast<nb::module_>(module.attr("kernels"));
   kernels.def("sample", &sample, nb::arg("logits"), nb::arg("batch"), nb::arg("result"),
               nb::arg("isa") = "");

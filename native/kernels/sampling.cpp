@@ -77,9 +77,9 @@ static void apply_mask(const uint32_t* mask, int64_t vocab, float* x) {
   for (int64_t start = 0; start < vocab; start += 32) {
     const uint32_t word = mask[start / 32];
     if (word == ~0u) continue;
-    const int64_t end = start + 32 < vocab ? start + 32 : vocab;
-    for (int64_t id = start; id < end; id++)
-      if ((word >> (id - start) & 1) == 0) x[id] = -kInfinity;
+    const int64_t count = start + 32 < vocab ? 32 : vocab - start;
+    float* of_word = x + start;
+    for (int64_t i = 0; i < count; i++) of_word[i] = word >> i & 1 ? of_word[i] : -kInfinity;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace invar {
 
@@ -28,10 +29,11 @@ struct SamplingView {
   const float* bias_values;
   const int64_t* bias_start;  // [rows + 1]
   int64_t bias_len;
-  const uint32_t* masks;  // [masked, mask_words]
+  // One per masked row, of `mask_words` words with a bit per id and one word that is not 0 once
+  // those are final: another thread may write them while the step runs.
+  std::vector<const uint32_t*> masks;
   int64_t mask_words;
-  const int32_t* masked_rows;  // [masked]
-  int64_t masked;
+  const int32_t* masked_rows;  // of each mask
   const bool* score;
 };
 
@@ -40,6 +42,7 @@ struct ResultView {
   float* logprobs;
   int32_t* ranks;
   bool* finite;
+  bool* skipped;     // its mask was not ready: nothing was drawn
   int32_t* top_ids;  // [rows, max_top]
   float* top_logprobs;
   int64_t max_top;

@@ -108,14 +108,14 @@ void Plan::check_sampling(const BatchView& b) const {
       refuse("sampling.bias_ids", i, "is not in the vocabulary");
     }
   }
-  if (s.masked > 0 && s.mask_words * 32 < limits_.vocab) {
+  if (!s.masks.empty() && s.mask_words * 32 < limits_.vocab) {
     throw std::invalid_argument("batch: sampling.masks has " + std::to_string(s.mask_words) +
                                 " words a row, too few for " + std::to_string(limits_.vocab) +
                                 " ids");
   }
-  for (int64_t i = 0; i < s.masked; ++i) {
+  for (size_t i = 0; i < s.masks.size(); ++i) {
     if (s.masked_rows[i] < 0 || s.masked_rows[i] >= b.logit_count) {
-      refuse("sampling.masked_rows", i, "is not a logit row");
+      refuse("sampling.masked_rows", static_cast<int64_t>(i), "is not a logit row");
     }
   }
 }
@@ -138,8 +138,8 @@ void Plan::prepare(const BatchView& b) {
     if (b.positions[r] < 0) refuse("positions", r, "is negative");
   }
   std::fill_n(e.masks.begin(), b.logit_count, nullptr);
-  for (int64_t i = 0; i < b.sampling.masked; ++i) {
-    e.masks[b.sampling.masked_rows[i]] = b.sampling.masks + i * b.sampling.mask_words;
+  for (size_t i = 0; i < b.sampling.masks.size(); ++i) {
+    e.masks[b.sampling.masked_rows[i]] = b.sampling.masks[i];
   }
   place_tokens(b);
 }

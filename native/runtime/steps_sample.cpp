@@ -1,5 +1,7 @@
 #include "runtime/steps_sample.h"
 
+#include <atomic>
+
 namespace invar {
 namespace {
 
@@ -34,6 +36,16 @@ SampleRow sample_row(const Execution& e, int64_t r) {
 void SampleStep::run(const Execution& e, const Worker& w, int64_t item) const {
   const ResultView& to = e.batch->result;
   const int64_t r = w.first_logit + item;
+  // A mask that is being written holds nobody up: the row is drawn in a later step.
+  const uint32_t* mask = e.masks[r];
+  to.skipped[r] = mask != nullptr && !e.batch->sampling.score[r] &&
+                  std::atomic_ref(const_cast<uint32_t&>(mask[e.batch->sampling.mask_words]))
+                          .load(std::memory_order_acquire) == 0;
+  if (to.skipped[r]) {
+    to.token_ids[r] = 0;
+    to.finite[r] = true;
+    return;
+  }
   SampleResult result{};
   result.top_ids = to.top_ids + r * to.max_top;
   result.top_logprobs = to.top_logprobs + r * to.max_top;

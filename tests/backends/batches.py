@@ -59,7 +59,8 @@ def sampling_batch(rows: Sequence[Mapping[str, Any]], vocab: int = 0) -> Samplin
     histories = [np.array(row.get("history", ()), np.int32) for row in rows]
     biases: list[Mapping[int, float]] = [row.get("bias", {}) for row in rows]
     masked = [index for index, row in enumerate(rows) if "allowed" in row]
-    masks = np.zeros((len(masked), -(-vocab // 32)), np.uint32)
+    masks = np.zeros((len(masked), -(-vocab // 32) + 1), np.uint32)
+    masks[:, -1] = 1  # ready
     for line, index in enumerate(masked):
         for token in rows[index]["allowed"]:
             masks[line, token // 32] |= np.uint32(1 << token % 32)
@@ -70,7 +71,7 @@ def sampling_batch(rows: Sequence[Mapping[str, Any]], vocab: int = 0) -> Samplin
         bias_ids=concatenated([list(bias) for bias in biases], np.int32),
         bias_values=concatenated([list(bias.values()) for bias in biases], np.float32),
         bias_start=starts(biases),
-        masks=masks,
+        masks=tuple(masks),
         masked_rows=np.array(masked, np.int32),
     )
 

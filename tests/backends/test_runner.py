@@ -124,6 +124,22 @@ def test_a_mask_that_allows_one_token(runner: CpuRunner) -> None:
     assert result.token_ids.tolist() == [123]
 
 
+def test_a_mask_that_is_not_ready_draws_nothing_and_disturbs_nobody(runner: CpuRunner) -> None:
+    allowed = {"allowed": [123], "temperature": 1.0}
+    pieces = (Piece(IDS[:9], 0, [0], settings=allowed), Piece(IDS[:7], 0, [1]))
+    expected = run(runner, *pieces)
+    made = make_batch(runner, pieces)
+    (mask,) = made.sampling.masks
+    mask[-1] = 0
+    waiting = runner.submit(made).result()
+    assert waiting.skipped.tolist() == [True, False]
+    assert waiting.token_ids.tolist() == [0, expected.token_ids[1]]
+    _native.publish_mask(mask)
+    ready = runner.submit(made).result()
+    assert not ready.skipped.any()
+    assert ready.token_ids.tolist() == expected.token_ids.tolist()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -182,22 +182,31 @@ class HashRunner:
         tokens = np.zeros(rows, np.int32)
         logprobs = np.zeros(rows, np.float32)
         finite = np.ones(rows, bool)
+        skipped = np.zeros(rows, bool)
+        for mask, row in zip(sampling.masks, sampling.masked_rows.tolist(), strict=True):
+            skipped[row] = mask[-1] == 0
         width = int(sampling.top_logprobs.max(initial=0))
         top_ids = np.zeros((rows, width), np.int32)
         top_logprobs = np.zeros((rows, width), np.float32)
         for index, row in enumerate(batch.logit_rows.tolist()):
             seen = self._seen(int(sequences[index]), int(batch.positions[0, row]))
+            if skipped[index]:
+                continue
+            forbidden = self._forbidden(index)
+            if len(forbidden) == VOCAB and not sampling.score[index]:
+                finite[index] = False
+                continue
             if sampling.score[index]:
                 tokens[index] = sampling.score_token[index]
             else:
-                tokens[index] = self.rules.token(seen, self._draw(index), self._forbidden(index))
+                tokens[index] = self.rules.token(seen, self._draw(index), forbidden)
             logprobs[index] = self.rules.logprob(seen, int(tokens[index]))
             for rank in range(int(sampling.top_logprobs[index])):
                 top_ids[index, rank] = (sum(seen) + rank) % VOCAB
                 top_logprobs[index, rank] = self.rules.logprob(seen, int(top_ids[index, rank]))
             finite[index] = not self.not_finite(int(batch.token_ids[row]))
         ranks = (tokens % 5 + 1).astype(np.int32)
-        return StepResult(tokens, logprobs, ranks, finite, top_ids, top_logprobs)
+        return StepResult(tokens, logprobs, ranks, finite, skipped, top_ids, top_logprobs)
 
     def _draw(self, index: int) -> tuple[int, ...]:
         """Everything that a draw depends on beside the logits."""

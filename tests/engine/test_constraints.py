@@ -48,4 +48,4 @@ def test_a_mask_has_a_bit_for_every_id() -> None:
         mask = Constraints.of(request("r", 3, allowed_token_ids=(0, 31, 32, 95)), vocab).mask
         assert mask is not None
         assert mask.dtype == np.uint32
-        assert mask.tolist() == [0x80000001, 1, 0x80000000, 0][:words]
+        assert mask.tolist() == [*[0x80000001, 1, 0x80000000, 0][:words], 1]  # it is ready

@@ -199,6 +199,7 @@ def empty_result(batch: Batch) -> StepResult:
         logprobs=np.zeros(rows, np.float32),
         ranks=np.zeros(rows, np.int32),
         finite=np.zeros(rows, np.bool_),
+        skipped=np.zeros(rows, np.bool_),
         top_ids=np.zeros((rows, highest), np.int32),
         top_logprobs=np.zeros((rows, highest), np.float32),
     )

@@ -1,0 +1,156 @@
+"""Normalised grammars to matchers: compiled beside whoever asks, within limits, and kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from invar.grammar.completion import MAX_TOKENS, Completer
+from invar.grammar.vocabulary import RawVocabulary, TokenSource
+
+# Rules that name each other in a chain are read by recursion: a text of the longest length that is
+# accepted needs some 100 MB of it. It is address space, not memory.
+STACK_BYTES = 512 << 20
+COMPILING_AT_ONCE = 2
+COMPILE_LIMIT_S = 10.0
+KEPT = 128  # grammars
+REASON_CHARACTERS = 400
+
+_starting = threading.Lock()  # of threads: the size of a stack is a setting of the process
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used, with the reason."""
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A matcher before its first token; each request takes a copy."""
+
+    start: Any  # LLMatcher
+    warnings: tuple[str, ...]  # keywords that are ignored
+    end: tuple[int, ...] | None  # tokens of a short answer; None: none was found
+    completer: Completer
+
+    def matcher(self) -> Any:
+        return self.start.deep_copy()
+
+    def fewest_tokens(self, limit: int) -> int:
+        """Of a whole answer; looked for only where `limit` may be too small. 0: not known."""
+        if self.end is None or len(self.end) <= limit:
+            return 0
+        return len(self.shortest)
+
+    @cached_property
+    def shortest(self) -> tuple[int, ...]:
+        found = self.completer.shortest(self.start)
+        return tuple(found) if found is not None else self.end or ()
+
+
+class GrammarCompiler:
+    """Of one vocabulary. Threads may share it."""
+
+    def __init__(self, load: Callable[[], TokenSource], vocab_size: int) -> None:
+        """load: gives the tokenizer, asked for with the first grammar. vocab_size: ids that can be
+        sampled."""
+        self.load = load
+        self.vocab_size = vocab_size
+        self._vocabulary: tuple[Any, Completer] | None = None
+        self._reading = threading.Lock()
+        self._slots = threading.Semaphore(COMPILING_AT_ONCE)
+        self._known: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def is_known(self, grammar: str) -> bool:
+        """Whether `check` answers at once."""
+        known = self._known.get(grammar)
+        return known is not None and known.done()
+
+    def check(self, grammar: str) -> CompiledGrammar:
+        """Waits for the grammar. Raises GrammarError."""
+        try:
+            return self.compile(grammar).result(COMPILE_LIMIT_S)
+        except FutureTimeout:
+            raise GrammarError(f"it takes more than {COMPILE_LIMIT_S:g} s to compile") from None
+
+    def compile(self, grammar: str) -> Future[CompiledGrammar]:
+        """Returns at once; the future raises GrammarError."""
+        with self._lock:
+            known = self._known.get(grammar)
+            if known is not None:
+                self._known.move_to_end(grammar)
+                return known
+            future: Future[CompiledGrammar] = Future()
+            self._known[grammar] = future
+            while len(self._known) > KEPT:
+                self._known.popitem(last=False)
+        start_thread(lambda: self._compile_into(future, grammar), "grammar")
+        return future
+
+    def _compile_into(self, future: Future[CompiledGrammar], grammar: str) -> None:
+        try:
+            with self._slots:
+                future.set_result(self._compiled(grammar))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def _compiled(self, grammar: str) -> CompiledGrammar:
+        from llguidance import LLMatcher, LLParserLimits
+
+        tokenizer, completer = self._read_vocabulary()
+        limits = LLParserLimits(verbose_errors=False)
+        start = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        _raise_error(start)
+        start.compute_bitmask()  # of the first token: what no text fits shows here
+        _raise_error(start)
+        end = completer.quick(start, MAX_TOKENS)
+        warnings = tuple(start.get_grammar_warnings())
+        return CompiledGrammar(start, warnings, None if end is None else tuple(end), completer)
+
+    def _read_vocabulary(self) -> tuple[Any, Completer]:
+        with self._reading:
+            if self._vocabulary is None:
+                from llguidance import LLTokenizer, TokenizerWrapper
+
+                source = self.load()
+                if not source.stop_token_ids:
+                    raise GrammarError("the model's tokenizer has no token that ends a text")
+                raw = RawVocabulary(source)
+                tokenizer = LLTokenizer(
+                    TokenizerWrapper(raw),
+                    n_vocab=self.vocab_size,
+                    eos_token=sorted(source.stop_token_ids),
+                )
+                special = frozenset(raw.special_token_ids)
+                self._vocabulary = tokenizer, Completer(raw.tokens, special, raw.eos_token_id)
+            return self._vocabulary
+
+
+def _raise_error(matcher: Any) -> None:
+    if not matcher.is_error():
+        return
+    reason = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
+    if "failed to compile JSON schema" in reason:
+        reason = reason.split("\n")[0]  # the lines that follow show the whole schema
+        reason = reason[reason.index("failed to compile JSON schema") :]
+    if reason.startswith("NoExtension"):
+        reason = "no text fits it"
+    raise GrammarError(reason if len(reason) <= REASON_CHARACTERS else f"{reason[:400]}…")
+
+
+def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
+    """A thread of its own with room for deep recursion; it does not keep the process alive."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    with _starting:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return thread
