@@ -42,6 +42,7 @@ class Call:
     replies: Sequence[Reply]  # of each choice; none where all is text
     deadline: float | None  # when its client stops to wait, in monotonic seconds
     ticket: Ticket
+    warnings: tuple[str, ...] = ()  # what was asked for and is ignored
 
     def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """The outer object of a response or chunk."""
@@ -52,7 +53,12 @@ class Call:
             "model": self.server.model.names[0],
             "system_fingerprint": self.server.model.fingerprint,
             "choices": choices,
+            **self.warning_fields,
         }
+
+    @property
+    def warning_fields(self) -> dict[str, Any]:
+        return {"warnings": list(self.warnings)} if self.warnings else {}
 
     def chunk(self, kind: str, choice: dict[str, Any]) -> dict[str, Any]:
         """A chunk of one choice. OpenAI puts a null usage there when a last one will follow."""
@@ -100,6 +106,8 @@ def start_call(
     prompts: list[TokenIds],
     choices: Sequence[ChoiceRequest],
     new_reply: Callable[..., Reply] | None = None,
+    *,
+    warnings: tuple[str, ...] = (),
 ) -> Call:
     """Hands the choices to the engine.
 
@@ -134,6 +142,7 @@ def start_call(
         options=fields.stream_options or StreamOptions(),
         deadline=deadline,
         ticket=ticket,
+        warnings=warnings,
     )
 
 

@@ -53,7 +53,9 @@ async def completions(server: Server, request: Request) -> Response:
     scores_only = fields.scores_only
     wanted = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     max_tokens = wanted_tokens([("max_tokens", 1 if scores_only else wanted)])
-    ready = prepare_sampling(server, fields, fields.logprobs, max_tokens, scores_only=scores_only)
+    ready = await prepare_sampling(
+        server, fields, fields.logprobs, max_tokens, scores_only=scores_only
+    )
     specials = True if fields.add_special_tokens is None else fields.add_special_tokens
     prompts = await completion_prompts(server, fields.prompt, specials)
     check_n(server.limits, n, len(prompts))
@@ -65,7 +67,7 @@ async def completions(server: Server, request: Request) -> Response:
     echoed = prompts if fields.echo else []
     tokenizer = server.model.tokenizer
     echoes = await beside_loop(sum(map(len, echoed)), lambda: [Echo(tokenizer, p) for p in echoed])
-    call = start_call(server, request, "cmpl", fields, prompts, choices)
+    call = start_call(server, request, "cmpl", fields, prompts, choices, warnings=ready.warnings)
     writer = CompletionWriter(call, fields, echoes)
     return await answer(request, call, writer, fields.stream)
 

@@ -39,7 +39,7 @@ async def start_conversation(
 ) -> Call:
     """Hands the conversation to the engine. Raises a 4xx for what is wrong with it."""
     fields, max_tokens = conversation.fields, conversation.max_tokens
-    ready = prepare_sampling(server, fields, conversation.logprobs, max_tokens)
+    ready = await prepare_sampling(server, fields, conversation.logprobs, max_tokens)
     prompt = await chat_prompt(server, conversation.messages, fields, conversation.body_bytes)
     if conversation.ends_at_window:
         check_begins(server, len(prompt))
@@ -58,7 +58,16 @@ async def start_conversation(
         prompt_end=prompt.end,
         continued=prompt.continued,
     )
-    return start_call(server, request, prefix, fields, [prompt.ids], choices, new_reply)
+    return start_call(
+        server,
+        request,
+        prefix,
+        fields,
+        [prompt.ids],
+        choices,
+        new_reply,
+        warnings=ready.warnings,
+    )
 
 
 def reply_format(server: Server, fields: ChatFields, tools: ToolUse) -> ReplyFormat | None:

@@ -30,7 +30,7 @@ async def create_message(server: Server, request: Request) -> Response:
     conversation = Conversation(
         chat_fields(fields, messages), messages, len(body), max_tokens, ends_at_window=True
     )
-    with in_words({"stop": "stop_sequences"}):
+    with in_words({"stop": "stop_sequences", "response_format": "output_config.format"}):
         call = await start_conversation(server, request, "msg", conversation)
     return await answer(request, call, MessageWriter(call, max_tokens), fields.stream)
 
@@ -106,6 +106,7 @@ class MessageWriter(Frames):
             "stop_sequence": None,
             "usage": self._usage(),
             "system_fingerprint": self._call.server.model.fingerprint,
+            **self._call.warning_fields,
         }
 
     def _usage(self) -> dict[str, Any]:

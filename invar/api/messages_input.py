@@ -14,7 +14,7 @@ from invar.api.body import FieldCounts, needed, parse_fields
 from invar.api.errors import ApiError, bad_request
 from invar.api.fields import ChatFields, Message
 from invar.api.limits import Limits, check_items
-from invar.api.refusals import NO_TOOLS, STRUCTURED, FieldRules, Refusal, cannot
+from invar.api.refusals import NO_TOOLS, FieldRules, Refusal, cannot
 
 # A line with a hash of its own in every request of Claude Code, at the front of the system prompt:
 # no two requests would share a prefix (vLLM drops it too).
@@ -64,6 +64,11 @@ class CountFields(msgspec.Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
 
 
+class OutputConfig(msgspec.Struct, kw_only=True):
+    format: dict[str, Any] | None = None
+    effort: str | None = None
+
+
 class MessagesFields(CountFields, kw_only=True):
     max_tokens: int
     stream: bool | None = None
@@ -72,6 +77,8 @@ class MessagesFields(CountFields, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None  # its older name
     # Beyond the dialect, as on the other routes.
     seed: int | None = None
     cache_salt: str | None = None
@@ -82,9 +89,6 @@ Fields = TypeVar("Fields", bound=CountFields)
 
 
 def check_rules(fields: Mapping[str, Any]) -> None:
-    output = fields.get("output_config")
-    if isinstance(output, Mapping) and output.get("format") is not None:
-        raise cannot("output_config.format", STRUCTURED)
     context = fields.get("context_management")
     edits = context.get("edits") if isinstance(context, Mapping) else None
     for edit in edits if isinstance(edits, list) else []:
@@ -96,7 +100,6 @@ def check_rules(fields: Mapping[str, Any]) -> None:
 
 RULES = FieldRules(
     {
-        "output_format": Refusal(STRUCTURED),
         "mcp_servers": Refusal(NO_TOOLS, ([],)),
         "container": Refusal("this server runs no code"),
     },
@@ -114,7 +117,7 @@ RULES = FieldRules(
             "anthropic_beta",
         }
     ),
-    frozenset({"output_config", "context_management", "metadata"}),
+    frozenset({"context_management", "metadata"}),
     check_rules,
 )
 
@@ -157,8 +160,16 @@ def chat_fields(fields: CountFields, messages: list[dict[str, Any]]) -> ChatFiel
         names = ("stream", "temperature", "top_p", "top_k", "seed", "cache_salt", "priority")
         common |= {name: getattr(fields, name) for name in names}
         common["stop"] = fields.stop_sequences
+        common["response_format"] = answer_format(fields)
         common["user"] = fields.metadata.user_id if fields.metadata is not None else None
     return ChatFields(**common)
+
+
+def answer_format(fields: MessagesFields) -> dict[str, Any] | None:
+    """As chat has it. The dialect knows no form that is not strict."""
+    output = fields.output_config
+    form = fields.output_format if output is None or output.format is None else output.format
+    return None if form is None else {"strict": True, **form}
 
 
 def continues(messages: Sequence[Mapping[str, Any]]) -> bool:

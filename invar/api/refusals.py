@@ -11,7 +11,6 @@ from typing import Any
 
 from invar.api.errors import ApiError, bad_request
 
-STRUCTURED = "structured output comes with a later version of this server"
 SAMPLER = "this sampler is not built; temperature, top_k, top_p, min_p and the penalties are"
 OTHER_MODEL = "this server serves a text model"
 TRANSFER = "KV transfer between servers comes with a later version of this server"
@@ -24,17 +23,6 @@ class Refusal:
 
 
 REFUSALS: Mapping[str, Refusal] = {
-    "response_format": Refusal(STRUCTURED, ({"type": "text"},)),
-    "structured_outputs": Refusal(STRUCTURED),
-    "guided_json": Refusal(STRUCTURED),
-    "guided_regex": Refusal(STRUCTURED),
-    "guided_choice": Refusal(STRUCTURED),
-    "guided_grammar": Refusal(STRUCTURED),
-    "guided_whitespace_pattern": Refusal(STRUCTURED),
-    "json_schema": Refusal(STRUCTURED),
-    "regex": Refusal(STRUCTURED),
-    "ebnf": Refusal(STRUCTURED),
-    "grammar": Refusal(STRUCTURED, ("",)),
     "functions": Refusal("it is gone from the API; send tools", ([],)),
     "function_call": Refusal("it is gone from the API; send tool_choice", ("none", "auto")),
     "modalities": Refusal(OTHER_MODEL, (["text"],)),

@@ -122,7 +122,7 @@ class ResponseWriter(Frames):
             "store": self.keeper is not None,
             "system_fingerprint": server.model.fingerprint,
             "temperature": 1.0 if fields.temperature is None else fields.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (fields.text and fields.text.format) or {"type": "text"}},
             "tool_choice": fields.tool_choice or "auto",
             "tools": fields.tools or [],
             "top_logprobs": fields.top_logprobs or 0,
@@ -130,6 +130,7 @@ class ResponseWriter(Frames):
             "truncation": "disabled",
             "usage": None,
             "user": fields.user,
+            **self._call.warning_fields,
         }
 
     def _take(self, deltas: Sequence[ChoiceDelta]) -> list[dict[str, Any]]:

@@ -30,7 +30,11 @@ from invar.api.sampling import owner_of, wanted_tokens
 from invar.api.server import Server
 from invar.api.streams import answer
 
-IN_WORDS = {"messages": "input", "max_tokens": "max_output_tokens"}
+IN_WORDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+}
 
 
 async def create_response(server: Server, request: Request) -> Response:

@@ -14,7 +14,7 @@ from invar.api.body import FieldCounts, needed, parse_fields
 from invar.api.errors import bad_request
 from invar.api.fields import ChatFields, Message, StreamOptions
 from invar.api.limits import Limits, check_items
-from invar.api.refusals import NO_TOOLS, STRUCTURED, FieldRules, Refusal, cannot
+from invar.api.refusals import NO_TOOLS, FieldRules, Refusal, cannot
 
 LOGPROBS = "message.output_text.logprobs"
 # Of kinds of output that no answer here has.
@@ -51,12 +51,8 @@ class Item(msgspec.Struct, kw_only=True):
     output: str | list[Part] | None = None
 
 
-class Format(msgspec.Struct, kw_only=True):
-    type: str
-
-
 class Text(msgspec.Struct, kw_only=True):
-    format: Format | None = None
+    format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
@@ -102,16 +98,13 @@ class ResponsesFields(InputFields, kw_only=True):
     stop: str | list[str] | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 Fields = TypeVar("Fields", bound=InputFields)
 
 
 def check_rules(fields: Mapping[str, Any]) -> None:
-    text = fields.get("text")
-    form = text.get("format") if isinstance(text, Mapping) else None
-    if isinstance(form, Mapping) and form.get("type") in ("json_object", "json_schema"):
-        raise cannot("text.format", STRUCTURED)
     choice = fields.get("tool_choice")
     if isinstance(choice, Mapping):
         choice = choice.get("mode") if choice.get("type") == "allowed_tools" else choice
@@ -126,8 +119,7 @@ RULES = FieldRules(
         "context_management": Refusal("the server takes nothing out of a conversation", ([],)),
         "truncation": Refusal("nothing is cut out of a conversation", ("disabled",)),
         "moderation": Refusal("this server moderates nothing"),
-        "response_format": Refusal(STRUCTURED, ({"type": "text"},)),
-        "structured_outputs": Refusal(STRUCTURED),
+        "response_format": Refusal("text.format says it here", ({"type": "text"},)),
     },
     frozenset(
         {
@@ -254,6 +246,7 @@ def chat_fields(fields: InputFields, messages: list[dict[str, Any]]) -> ChatFiel
         "model": fields.model,
         "messages": msgspec.convert(messages, list[Message]),
         "reasoning_effort": fields.reasoning.effort if fields.reasoning is not None else None,
+        "response_format": fields.text.format if fields.text is not None else None,
     }
     same = ChatFields.__struct_fields__
     common |= {

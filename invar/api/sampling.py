@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import re
@@ -16,6 +17,7 @@ from invar.api.frame import API_KEY
 from invar.api.limits import Limits, check_range
 from invar.api.prompts import TokenIds
 from invar.api.server import Server
+from invar.api.structured import compiled, structured_outputs
 from invar.engine.door import ResolvedParams
 from invar.engine.request import EngineRequest
 from invar.engine.sampling_params import SamplingParams
@@ -48,7 +50,7 @@ SAME_NAME = (
 )
 
 
-def prepare_sampling(
+async def prepare_sampling(
     server: Server,
     fields: GenerationFields,
     logprobs: int | None,
@@ -57,6 +59,8 @@ def prepare_sampling(
     scores_only: bool = False,
 ) -> ResolvedParams:
     """Everything about the answer that does not depend on the prompt. Raises a 400.
+
+    A grammar is compiled beside the event loop.
 
     ``scores_only``: there will be no answer, so that nothing is asked of its length.
     """
@@ -67,11 +71,20 @@ def prepare_sampling(
     }
     if scores_only:
         check_range("min_tokens", given.pop("min_tokens", 0), 0, 2**31 - 1)
+    field, form = structured_outputs(fields) or ("", None)
     try:
-        params = SamplingParams(**given, logprobs=logprobs, max_tokens=max_tokens)
+        params = SamplingParams(
+            **given,
+            logprobs=logprobs,
+            max_tokens=max_tokens,
+            structured_outputs=None if scores_only else form,
+        )
+        if params.structured_outputs is not None:
+            await compiled(server.model.door, params.structured_outputs)
+            return await asyncio.to_thread(server.model.door.prepare, params)
         return server.model.door.prepare(params)
     except (ValueError, TypeError) as error:
-        raise from_value_error(error) from None
+        raise from_value_error(error, field) from None
 
 
 def check_limits(limits: Limits, fields: GenerationFields) -> None:
@@ -195,9 +208,12 @@ def with_prompt_logprobs(request: EngineRequest, count: int | None) -> EngineReq
     return dataclasses.replace(request, sampling=sampling)
 
 
-def from_value_error(error: Exception) -> ApiError:
-    """The engine's door begins its messages with the field's name, or says what does not fit."""
-    message = str(error)
+def from_value_error(error: Exception, form: str = "") -> ApiError:
+    """The engine's door begins its messages with the field's name, or says what does not fit.
+
+    form: the field that `structured_outputs` came in.
+    """
+    message = re.sub("^structured_outputs(?=: )", form or "structured_outputs", str(error))
     if message.startswith(("This model's maximum context length", "KV memory holds")):
         return context_overflow(message, "prompt")
     name = re.match(r"([a-z_]+)(\[[^\]]{0,40}\])?: ", message)

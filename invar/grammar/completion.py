@@ -17,6 +17,7 @@ import numpy.typing as npt
 MAX_TOKENS = 512  # of an end that is looked for
 BEAM = 4  # beginnings of ends that are kept, of each length
 BRANCHES = 4  # tokens that are tried after each
+IN_TEXT = 100  # kinds from here on are those of tokens inside free text
 REPEATS = 4  # tokens of one kind in a row, before another kind is tried
 WINDOW = 4096  # tokens of the order that are looked at together
 
@@ -28,7 +29,8 @@ OUTSIDE = tuple(
     re.compile(pattern)
     for pattern in (
         rb'""[}\]]*',
-        rb'"?[}\]]+',
+        rb'"?\}[}\]]*',
+        rb'"?\][}\]]*',
         rb'[\]}"]+[,:]"?',
         rb"[\[{]+[\]}]+",
         rb'"',
@@ -88,28 +90,37 @@ class Completer:
         state = matcher.deep_copy()
         tokens: list[int] = []
         kinds: list[int] = []
+        tired: set[int] = set()
         while not _is_whole(state):
             if len(tokens) >= limit:
                 return None
-            candidates = self._candidates(state)
-            kind, token = next(candidates, (0, None))
-            if len(kinds) >= REPEATS and set(kinds[-REPEATS:]) == {kind}:
-                kind, token = next(candidates, (kind, token))
-            if token is None or not state.consume_token(token):
+            # A quote that did not close free text says that it is no string of JSON.
+            closes = not (kinds and kinds[-1] >= IN_TEXT)
+            candidates = list(self._candidates(state, closes))
+            if not candidates:
+                return None
+            fresh = (one for one in candidates if one[0] not in tired)
+            kind, token = next(fresh, candidates[0])
+            if not state.consume_token(token):
                 return None
             tokens.append(token)
             kinds.append(kind)
+            if len(kinds) >= REPEATS and set(kinds[-REPEATS:]) == {kind}:
+                tired.add(kind)
         return tokens
 
-    def _candidates(self, matcher: Any) -> Iterator[tuple[int, int]]:
-        """Tokens to go on with, the best first, one of each kind."""
+    def _candidates(self, matcher: Any, closes: bool = True) -> Iterator[tuple[int, int]]:
+        """Tokens to go on with, the best first, one of each kind. closes: a quote ends free
+        text."""
         forced = matcher.compute_ff_tokens()
         if forced:
             yield -len(forced), int(forced[0])  # a kind of its own
             return
         words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
         is_free = bool(len(self._free)) and bool(_allowed(words, self._free).all())
-        for kind, ids in enumerate(self._inside if is_free else self._outside):
+        inside = is_free and closes
+        first = IN_TEXT if inside else 0
+        for kind, ids in enumerate(self._inside if inside else self._outside, start=first):
             for start in range(0, len(ids), WINDOW):
                 found = ids[start : start + WINDOW]
                 found = found[_allowed(words, found)]

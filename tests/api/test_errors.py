@@ -144,9 +144,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @pytest.mark.parametrize("fields", [
-    {"response_format": {"type": "json_object"}}, {"guided_json": {}}, {"guided_regex": "a+"},
-    {"guided_choice": ["a"]}, {"guided_grammar": "root ::= x"}, {"regex": "a"},
-    {"structured_outputs": {"regex": "a"}}, {"tool_choice": "required"},
+    {"tool_choice": "required"},
     {"use_beam_search": True}, {"best_of": 4},
     {"mirostat": 2}, {"chat_template": "{{ x }}"}, {"truncate_prompt_tokens": 5}, {"echo": True},
     {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": {"chat_template": "x"}},

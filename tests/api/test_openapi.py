@@ -52,7 +52,7 @@ def test_every_reference_is_there(server: RunningServer) -> None:
 def test_fields_that_are_refused_are_told(server: RunningServer) -> None:
     fields = document(server)["components"]["schemas"]["ChatFields"]["properties"]
     assert fields["best_of"]["enum"] == [None, 1]
-    assert "cannot be honoured" in fields["regex"]["description"]
+    assert "cannot be honoured" in fields["audio"]["description"]
     assert {"tools", "service_tier", "temperature"} <= fields.keys()
 
 
