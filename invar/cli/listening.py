@@ -15,6 +15,7 @@ import ssl
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -59,15 +60,21 @@ class DrainingServer(uvicorn.Server):
         self.exit_code = EXIT_DRAINED
         self._state = state
         self._drain_timeout_s = drain_timeout_s
+        # Waits from the beginning: a handler that starts a thread may find its lock held.
+        self._forced = threading.Event()
+        threading.Thread(target=self._end_by_force, name="invar-end", daemon=True).start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and not self.force_exit:
             self.force_exit = True
             self.exit_code = 128 + sig
-            watch = threading.Timer(FORCED_END_S, os._exit, (self.exit_code,))
-            watch.daemon = True
-            watch.start()
+            self._forced.set()
         self._state.draining = self.should_exit = True
+
+    def _end_by_force(self) -> None:
+        self._forced.wait()
+        time.sleep(FORCED_END_S)
+        os._exit(self.exit_code)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for connection in self._busy():
@@ -230,20 +237,44 @@ def run_server(
         drain_timeout_s,
     )
     # Uvicorn takes the signals over only once its loop runs; one that comes before is not lost.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, server.handle_exit)
+    on_signal(server.handle_exit)
     server.run(sockets=[listener])
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # nothing is left to end
+    on_signal(signal.SIG_IGN)  # nothing is left to end
     listener.close()
     return server.exit_code
 
 
-def end_on_signal() -> None:
-    """While the model is read there is nothing to finish: SIGTERM and Ctrl-C end it at once."""
+def on_signal(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
+        signal.signal(number, handler)
 
 
-def leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
+class EarlyEnd:
+    """While the model is read there is nothing to finish: SIGTERM and Ctrl-C end it at once.
+
+    What a handler raises comes to nothing where a destructor runs, so that what was asked for is
+    looked at once more between the stages; and it is not raised where it would leave things behind,
+    nor twice.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._held = False
+        on_signal(self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        first, self._asked = not self._asked, True
+        if first and not self._held:
+            raise SystemExit(0)
+
+    def check(self) -> None:
+        if self._asked:
+            raise SystemExit(0)
+
+    def hold(self) -> None:
+        """Until `release` a signal is noted only."""
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self.check()

@@ -147,7 +147,7 @@ def execute(args: argparse.Namespace) -> int:
         logger.warning("%s has nothing to do here: it is set for each run anew", FOLDER_VARIABLE)
     origins(args.allowed_origins)
     config = serve_config(args)
-    from invar.cli.listening import announce, end_on_signal, is_loopback, listen
+    from invar.cli.listening import EarlyEnd, announce, is_loopback, listen, on_signal
     from invar.cli.tls import tls_options
     from invar.serving.supervisor import Supervisor
 
@@ -156,14 +156,18 @@ def execute(args: argparse.Namespace) -> int:
     listener = listen(args.host, args.port)
     if not http.keys and not is_loopback(listener):
         logger.warning("%s", OPEN_DOOR)
-    end_on_signal()
+    early_end = EarlyEnd()
     path = fetch(config)
+    early_end.hold()  # or the supervisor's folder would be left
     supervisor = Supervisor(
         config, clients=args.api_server_count, log_level=args.log_level, on_dead=end_this_process
     )
     try:
+        early_end.release()
         text = load_text(config)  # while the engine loads
+        early_end.check()
         facts = supervisor.wait_ready()
+        early_end.hold()
         responses = kept_responses(args.response_store, args.response_store_size)
         announce(
             config,
@@ -174,6 +178,7 @@ def execute(args: argparse.Namespace) -> int:
             needs_key=bool(http.keys),
             tls=tls,
         )
+        early_end.release()  # from here on those that serve look after signals
         if args.api_server_count > 1:
             from invar.cli.api_processes import ApiProcesses
 
@@ -188,6 +193,7 @@ def execute(args: argparse.Namespace) -> int:
             server.responses = responses
             code = serve_http(args, server, listener, tls)
     finally:
+        on_signal(signal.SIG_IGN)
         supervisor.close()
     return code if supervisor.dead is None else EXIT_ENGINE_DEAD
 

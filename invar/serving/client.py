@@ -14,6 +14,7 @@ from invar.serving.messages import (
     Add,
     Command,
     Deliver,
+    EngineDown,
     EngineUp,
     Hello,
     Resume,
@@ -86,9 +87,13 @@ class EngineClient:
         self._engine = self._page = None
         self._in_flight.clear()
         if isinstance(event, EngineUp):
-            self._page = SharedPage.open(self._run_folder / f"page-{event.number}")
-            address = engine_address(self._run_folder, event.number)
-            self._engine = self._connect(address, self._on_report)
+            try:
+                self._page = SharedPage.open(self._run_folder / f"page-{event.number}")
+            except FileNotFoundError:
+                event = EngineDown()  # it has gone already, which is the next news
+            else:
+                address = engine_address(self._run_folder, event.number)
+                self._engine = self._connect(address, self._on_report)
         self._deliver(event)
 
     def _on_report(self, message: bytes) -> None:
@@ -133,7 +138,11 @@ class LoopSocket:
                 message = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(message)
+            try:
+                self._on_message(message)
+            except BaseException:
+                self._loop.call_soon(self.drain)  # of what came after it nobody else would tell
+                raise
 
     def close(self) -> None:
         self._loop.remove_reader(self._descriptor)

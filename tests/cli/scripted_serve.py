@@ -15,12 +15,12 @@ from api.scripted import endless, served
 
 from invar.api.app import create_app
 from invar.api.response_store import KeptResponses, ResponseStore
-from invar.cli.listening import BACKLOG, end_on_signal, listen, run_server
+from invar.cli.listening import BACKLOG, EarlyEnd, listen, run_server
 from invar.observe.access_log import AccessLog
 from invar.observe.logs import set_up_logging
 
 set_up_logging("info")
-end_on_signal()
+EarlyEnd()
 server, _ = served(endless(pause_s=float(sys.argv[2])), max_model_len=int(sys.argv[3]))
 if len(sys.argv) > 4:
     server.responses = KeptResponses(ResponseStore(sys.argv[4]))

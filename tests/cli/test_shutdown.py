@@ -295,6 +295,65 @@ def test_b92_a_signal_before_the_loop_runs_is_not_lost() -> None:
     assert b"Traceback" not in ended.stderr
 
 
+# SIGTERM at places where what its handler raises comes to nothing, or leaves something behind.
+SIGNAL_IN_A_DESTRUCTOR = """
+import signal, sys
+from invar.cli.main import main
+from invar.engine import loader
+class Signals:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+load = loader.load_text_alone
+def load_with_signal(config):
+    Signals()
+    return load(config)
+loader.load_text_alone = load_with_signal
+sys.exit(main())
+"""
+SIGNAL_WHILE_STARTING = """
+import signal, sys
+from invar.cli.main import main
+from invar.serving import supervisor
+class Signalled(supervisor.RunFolder):
+    def __init__(self):
+        super().__init__()
+        signal.raise_signal(signal.SIGTERM)
+supervisor.RunFolder = Signalled
+sys.exit(main())
+"""
+SIGNAL_WHILE_ENDING = """
+import signal, sys
+from invar.cli.main import main
+from invar.serving.supervisor import Supervisor
+close = Supervisor.close
+def close_with_signals(self):
+    signal.raise_signal(signal.SIGTERM)
+    close(self)
+    signal.raise_signal(signal.SIGINT)
+Supervisor.close = close_with_signals
+def fail(self):
+    raise ValueError("no engine")
+Supervisor.wait_ready = fail
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("script", "code"), [
+    (SIGNAL_IN_A_DESTRUCTOR, 0), (SIGNAL_WHILE_STARTING, 0), (SIGNAL_WHILE_ENDING, 1),
+])  # fmt: skip
+def test_b92_a_signal_at_a_bad_moment(script: str, code: int, tmp_path: Path) -> None:
+    words = ["serve", TINY, "--port", "0", "--kv-store", "off", "--response-store", "off"]
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        env=environment() | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_b92_a_signal_while_the_model_is_read_leaves_nothing() -> None:
     command = [*INVAR, "serve", TINY, "--port", "0", "--kv-store", "off", "--response-store", "off"]
     pipe = subprocess.PIPE

@@ -205,6 +205,34 @@ def test_who_leaves_while_the_engine_is_away_is_forgotten() -> None:
     with_engine(body, command=FAULTY)
 
 
+def test_who_hears_late_of_engines_that_came_and_went_finds_the_one_that_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("invar.serving.supervisor.pause_after", lambda crashes: 0.0)
+
+    async def body(engine: AsyncEngine, supervisor: Supervisor) -> Heard:
+        hearing = asyncio.create_task(hear(engine.submit([choice(0)])))
+        await asyncio.sleep(0)
+        for _ in range(3):  # while the event loop hears nothing
+            before = supervisor.engine_pid
+            assert before is not None
+            os.kill(before, signal.SIGKILL)
+            wait_for_another(supervisor, before)
+        return await hearing
+
+    assert with_engine(body) == undisturbed()[0]
+
+
+def wait_for_another(supervisor: Supervisor, before: int) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        engine = supervisor._engine
+        if engine is not None and engine.ready and engine.process.pid != before:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no other engine")
+
+
 def test_a_crash_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("invar.serving.supervisor.pause_after", lambda crashes: 0.0)
     dead: list[Any] = []
