@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import ipaddress
 import logging
 import os
@@ -241,6 +242,7 @@ def run_server(
     server.run(sockets=[listener])
     on_signal(signal.SIG_IGN)  # nothing is left to end
     listener.close()
+    gc.freeze()  # the process ends: collecting all there is takes 0.3 s of it
     return server.exit_code
 
 
