@@ -268,11 +268,9 @@ def test_a_model_that_has_changed_is_not_gone_on_with(
     async def body(engine: AsyncEngine, supervisor: Supervisor) -> Heard:
         shutil.copy(TINY.with_name(other), tmp_path / "other")
         (tmp_path / "other").replace(model)
-        hearing = asyncio.create_task(hear(engine.submit([choice(0, max_tokens=1500)])))
-        await asyncio.sleep(0.05)
         assert supervisor.engine_pid is not None
         os.kill(supervisor.engine_pid, signal.SIGKILL)
-        return await hearing
+        return await hear(engine.submit([choice(0)]))
 
     heard = with_engine(body, config=EngineConfig(model=str(model), num_threads=2))
     assert heard.finish_reason is FinishReason.ERROR
