@@ -136,9 +136,11 @@ class ApiProcesses:
             process.send_signal(signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # The first ends also one that has not come up yet; the second is told by the exit code.
+        passed_on = number if self._ending else signal.SIGTERM
         self._ending = True
         for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(passed_on)
 
 
 def keys_file(run_folder: Path) -> Path:

@@ -230,6 +230,7 @@ def test_b92_an_idle_server_ends_at_once_and_frees_its_port() -> None:
     (["--drain-timeout", "30", "--api-server-count", "2"], [signal.SIGTERM], {0}),
     (["--drain-timeout", "0"], [signal.SIGTERM], {3}),
     (["--drain-timeout", "30"], [signal.SIGINT, signal.SIGINT], {130}),
+    (["--drain-timeout", "30", "--api-server-count", "2"], [signal.SIGINT, signal.SIGINT], {130}),
 ])  # fmt: skip
 def test_b92_nothing_is_left_of_the_real_one(
     words: list[str], signals: list[int], codes: set[int]
