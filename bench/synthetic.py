@@ -3,13 +3,15 @@
     python bench/synthetic.py 1b Q4_K_M out.gguf
 
 Speed does not depend on what the weights say, only on their shape and format: a "1b" has the
-matrices of Llama 3.2 1B, an "8b" those of Llama 3.1 8B. `Q3_K_M`, `Q4_K_M` and `Q5_K_M` are
+matrices of Llama 3.2 1B, an "8b" those of Llama 3.1 8B, a "16x1b" has 16 experts of which a token
+uses two, with a billion weights in all. `Q3_K_M`, `Q4_K_M` and `Q5_K_M` are
 llama.cpp's mixtures; any single type name works too.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,12 +32,15 @@ class Shape:
     ffn: int
     vocab: int
     context: int
+    experts: int = 0  # of every layer; ffn is the width of one
+    experts_used: int = 0
 
 
 # config.json of meta-llama/Llama-3.2-1B and meta-llama/Llama-3.1-8B; "tiny" is for tests.
 SHAPES = {
     "tiny": Shape(256, 2, 4, 2, 64, 512, 512, 2048),
     "1b": Shape(2048, 16, 32, 8, 64, 8192, 128256, 131072),
+    "16x1b": Shape(2048, 16, 32, 8, 64, 4096, 32768, 131072, 16, 2),
     "8b": Shape(4096, 32, 32, 8, 128, 14336, 128256, 131072),
 }
 
@@ -120,17 +125,22 @@ def layer_types(kind: str, layer: int, layers: int) -> LayerTypes:
     return LayerTypes(better, base, better, base)
 
 
-def layer_tensors(shape: Shape, kind: str, layer: int) -> Iterator[tuple[str, int, int, str]]:
-    """(name, rows, columns, type) of one layer's matrices."""
+def layer_tensors(
+    shape: Shape, kind: str, layer: int
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """(name, shape, type) of one layer's matrices; those of experts are stacked."""
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     types = layer_types(kind, layer, shape.layers)
-    yield f"blk.{layer}.attn_q.weight", q_width, shape.hidden, types.rest
-    yield f"blk.{layer}.attn_k.weight", kv_width, shape.hidden, types.rest
-    yield f"blk.{layer}.attn_v.weight", kv_width, shape.hidden, types.value
-    yield f"blk.{layer}.attn_output.weight", shape.hidden, q_width, types.attention_output
-    yield f"blk.{layer}.ffn_gate.weight", shape.ffn, shape.hidden, types.rest
-    yield f"blk.{layer}.ffn_up.weight", shape.ffn, shape.hidden, types.rest
-    yield f"blk.{layer}.ffn_down.weight", shape.hidden, shape.ffn, types.down
+    yield f"blk.{layer}.attn_q.weight", (q_width, shape.hidden), types.rest
+    yield f"blk.{layer}.attn_k.weight", (kv_width, shape.hidden), types.rest
+    yield f"blk.{layer}.attn_v.weight", (kv_width, shape.hidden), types.value
+    yield f"blk.{layer}.attn_output.weight", (shape.hidden, q_width), types.attention_output
+    stack, ending = ((shape.experts,), "_exps.weight") if shape.experts else ((), ".weight")
+    if shape.experts:
+        yield f"blk.{layer}.ffn_gate_inp.weight", (shape.experts, shape.hidden), "F32"
+    yield f"blk.{layer}.ffn_gate{ending}", (*stack, shape.ffn, shape.hidden), types.rest
+    yield f"blk.{layer}.ffn_up{ending}", (*stack, shape.ffn, shape.hidden), types.rest
+    yield f"blk.{layer}.ffn_down{ending}", (*stack, shape.hidden, shape.ffn), types.down
 
 
 def byte_tokens() -> list[str]:
@@ -146,7 +156,9 @@ def metadata(shape: Shape, kind: str, name: str) -> dict[str, object]:
     tokens = byte_tokens() + merged + [f"<filler{i}>" for i in range(filler)]
     tokens += ["<|begin_of_text|>", "<|eot_id|>"]
     types = [1] * (shape.vocab - 2) + [3, 3]
-    return {
+    counts = {"expert_count": shape.experts, "expert_used_count": shape.experts_used}
+    experts = {f"llama.{key}": count for key, count in counts.items() if count}
+    return experts | {
         "general.architecture": "llama",
         "general.name": name,
         "general.file_type": FILE_TYPES[kind],
@@ -178,24 +190,24 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
     writer = GGUFWriter(path, metadata(shape, kind, f"synthetic {shape_name} {kind}"))
     rng = np.random.default_rng(seed)
 
-    def matrix(name: str, rows: int, columns: int, type_name: str) -> None:
+    def matrix(name: str, dims: tuple[int, ...], type_name: str) -> None:
         quant = QuantType[type_name]
         stream = np.random.default_rng(rng.integers(2**63))
-        writer.add_tensor(
-            name, (rows, columns), quant, lambda: random_blocks(quant, rows, columns, stream)
-        )
+        rows, columns = math.prod(dims[:-1]), dims[-1]
+        writer.add_tensor(name, dims, quant, lambda: random_blocks(quant, rows, columns, stream))
 
     def norm(name: str) -> None:
         ones = np.ones(shape.hidden, np.float32)
         writer.add_tensor(name, (shape.hidden,), QuantType.F32, ones.view(np.uint8))
 
-    matrix("token_embd.weight", shape.vocab, shape.hidden, "Q6_K" if kind in MIXTURES else kind)
+    embedding = (shape.vocab, shape.hidden)
+    matrix("token_embd.weight", embedding, "Q6_K" if kind in MIXTURES else kind)
     norm("output_norm.weight")
     for layer in range(shape.layers):
         norm(f"blk.{layer}.attn_norm.weight")
         norm(f"blk.{layer}.ffn_norm.weight")
-        for name, rows, columns, type_name in layer_tensors(shape, kind, layer):
-            matrix(name, rows, columns, type_name)
+        for name, dims, type_name in layer_tensors(shape, kind, layer):
+            matrix(name, dims, type_name)
     writer.write()
 
 

@@ -238,6 +238,7 @@ class Plan:
         kv_heads: int,
         head_dim: int,
         window: int,
+        chunked: bool,
         format: str,
     ) -> int: ...
     def grouping(self, experts: int, used: int) -> int: ...

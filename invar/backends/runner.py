@@ -6,6 +6,7 @@ the caller and must stay unchanged until the result is taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -111,14 +112,21 @@ class GroupMemory:
 class ModelWork:
     """What the plan does for rows, for metrics: a multiply and an add are two operations.
 
-    Products by the peak that bounds them, `int8`, `bf16` or `fp32`. Weights are read once a step;
-    of experts, those that one row uses are counted.
+    Products by the peak that bounds them, `int8`, `bf16` or `fp32`.
     """
 
     row_ops: Mapping[str, int]  # of every row
     logit_ops: Mapping[str, int]  # of a row that needs logits, beside those
     attention_ops: tuple[int, ...]  # per cache group, of a row and one token that it sees (bf16)
     weight_bytes: int
+    expert_bytes: int = 0  # of these, what belongs to experts
+    expert_share: float = 1.0  # of that, what one row uses
+
+    def weights_read(self, rows: float) -> float:
+        """Bytes that a step of so many rows reads: every weight once, but for experts that no row
+        chooses, as many as there would be if all were as likely."""
+        unread = self.expert_bytes * math.pow(1 - self.expert_share, rows)
+        return self.weight_bytes - unread
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ class Work:
         """Read, and written."""
         if self._work is None:
             return 0.0, 0.0
-        read, written = float(sums.steps * self._work.weight_bytes), 0.0
+        rows = sums.rows / max(1, sums.steps)
+        read, written = sums.steps * self._work.weights_read(rows), 0.0
         for group in self._groups:
             token_bytes = group.page_bytes / PAGE_TOKENS
             read += token_bytes * sums.read[self._windows.index(group.window)]

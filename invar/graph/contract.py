@@ -135,8 +135,9 @@ def tiled_attention(
     visible: npt.NDArray[np.bool_],
     v: Array,
     kv_format: KVFormat = KVFormat.BF16,
+    sink: float = -np.inf,
 ) -> npt.NDArray[np.float32]:
-    """Softmax in tiles and splits.
+    """Softmax in tiles and splits; a sink joins last.
 
     scores: `[rows, keys]` in units of log2, visible: `[rows, keys]`, v: `[keys, head_dim]`, as it
     was stored; key 0 is position 0. Returns `[rows, head_dim]`.
@@ -150,6 +151,9 @@ def tiled_attention(
             seen = np.where(visible[:, tile:stop], scores[:, tile:stop], -np.inf)
             part = _add_tile(part, seen.astype(np.float32), v[tile:stop], kv_format)
         total = _merge(total, part)
+    if sink > -np.inf:
+        origin = np.full(rows, np.float32(sink) * LOG2_E, np.float32)
+        total = _merge(total, (origin, np.ones(rows, np.float32), np.zeros_like(total[2])))
     return (total[2] / total[1][:, None]).astype(np.float32)
 
 

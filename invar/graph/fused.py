@@ -90,6 +90,7 @@ class PagedAttention:
     heads: int
     scale: float
     soft_cap: float | None
+    sinks: str | None = None
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,13 @@ class KVFormat(StrEnum):
 class CacheGroup:
     """Layers of one kind that share a block table."""
 
-    name: str  # "full", "window"
+    name: str  # "full", "window", "chunk"
     layers: int
     kv_heads: int
     head_dim: int
     window: int | None = None  # tokens that a query sees, itself included
     kv_format: KVFormat = KVFormat.BF16
+    chunked: bool = False  # it sees those of its own run of `window` tokens, no others
 
 
 # ---------------------------------------------------------------- operations
@@ -121,7 +122,7 @@ class RMSNorm:
 
     out: Value
     x: Value
-    weight: str
+    weight: str | None  # none: ones
     eps: float
     heads: int = 1
 
@@ -149,7 +150,8 @@ class Attention:
     """Writes k and v to the cache and attends causally over it (window: from the group).
 
     q ``[tokens, heads * head_dim]``, k and v ``[tokens, kv_heads * head_dim]``; query head h uses
-    KV head ``h // (heads / kv_heads)``.
+    KV head ``h // (heads / kv_heads)``. A sink, one of ``[heads]``, is a logit more in the softmax
+    of its head that brings no value.
     """
 
     out: Value
@@ -161,6 +163,7 @@ class Attention:
     heads: int
     scale: float
     soft_cap: float | None = None
+    sinks: str | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,26 @@ class ScaleRows:
     out: Value
     x: Value
     factor: Value
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns ``[first, first + width)`` of each of ``heads`` equal parts of the row."""
+
+    out: Value
+    x: Value
+    heads: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """``1 + scale * log(1 + floor((position + 1) / length))``, one column: what Llama 4 multiplies
+    the queries of layers without positions by."""
+
+    out: Value
+    scale: float
+    length: int
 
 
 @dataclass(frozen=True)
@@ -264,6 +287,8 @@ Op = (
     | Add
     | Sigmoid
     | ScaleRows
+    | Columns
+    | Temperature
     | Route
     | Experts
     | TakeRows
@@ -283,7 +308,8 @@ class Graph:
         """Every weight and bias that an operation reads."""
         experts = [op for op in self.ops if isinstance(op, Experts)]
         readers = [*self.ops, *(part for op in experts for part in (op.gate, op.up, op.down))]
-        named = (getattr(op, part, None) for op in readers for part in ("weight", "bias"))
+        parts = ("weight", "bias", "sinks")
+        named = (getattr(op, part, None) for op in readers for part in parts)
         return {name for name in named if name is not None}
 
 
@@ -306,8 +332,9 @@ class GraphBuilder:
     def scale(self, x: Value, factor: float) -> Value:
         return self._append(lambda out: Scale(out, x, factor), x.width)
 
-    def rms_norm(self, x: Value, weight: str, eps: float, heads: int = 1) -> Value:
-        self._expect(weight, (x.width // heads,))
+    def rms_norm(self, x: Value, weight: str | None, eps: float, heads: int = 1) -> Value:
+        if weight is not None:
+            self._expect(weight, (x.width // heads,))
         return self._append(lambda out: RMSNorm(out, x, weight, eps, heads), x.width)
 
     def linear(self, x: Value, weight: str, bias: str | None = None) -> Value:
@@ -339,6 +366,7 @@ class GraphBuilder:
         heads: int,
         scale: float,
         soft_cap: float | None = None,
+        sinks: str | None = None,
     ) -> Value:
         cache = self.groups[group]
         if k.width != cache.kv_heads * cache.head_dim or v.width != k.width:
@@ -351,8 +379,11 @@ class GraphBuilder:
                 f"attention {group}.{layer}: q has width {q.width}, expected {heads} heads of "
                 f"{cache.head_dim} over {cache.kv_heads} KV heads"
             )
+        if sinks is not None:
+            self._expect(sinks, (heads,))
         return self._append(
-            lambda out: Attention(out, q, k, v, group, layer, heads, scale, soft_cap), q.width
+            lambda out: Attention(out, q, k, v, group, layer, heads, scale, soft_cap, sinks),
+            q.width,
         )
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
@@ -370,6 +401,17 @@ class GraphBuilder:
         if factor.width != 1:
             raise GraphError(f"scale_rows: {self._origin(factor)} gives {factor.width} columns")
         return self._append(lambda out: ScaleRows(out, x, factor), x.width)
+
+    def columns(self, x: Value, first: int, width: int, heads: int = 1) -> Value:
+        if x.width % heads or not 0 <= first < first + width <= x.width // heads:
+            raise GraphError(
+                f"columns {first} to {first + width} of {self._origin(x)}: {heads} parts of a row "
+                f"of {x.width}"
+            )
+        return self._append(lambda out: Columns(out, x, heads, first), heads * width)
+
+    def temperature(self, scale: float, length: int) -> Value:
+        return self._append(lambda out: Temperature(out, scale, length), 1)
 
     def route(self, logits: Value, routing: Routing, bias: str | None = None) -> Value:
         experts, what = logits.width, self._origin(logits)

@@ -30,6 +30,7 @@ from invar.graph.graph import (
     ApplyRope,
     Attention,
     CacheGroup,
+    Columns,
     Embed,
     Experts,
     ExpertWeight,
@@ -47,6 +48,7 @@ from invar.graph.graph import (
     Sigmoid,
     SoftCap,
     TakeRows,
+    Temperature,
     WeightSource,
     raw_rows,
 )
@@ -82,7 +84,7 @@ class SequenceInput:
 # ---------------------------------------------------------------- operations
 
 
-def rms_norm(x: Doubles, weight: Doubles, eps: float, heads: int) -> Doubles:
+def rms_norm(x: Doubles, weight: Doubles | float, eps: float, heads: int) -> Doubles:
     """x `[tokens, heads * width]`, weight `[width]`."""
     parts = x.reshape(len(x), heads, -1)
     mean_square: Doubles = np.mean(parts * parts, axis=-1, keepdims=True)
@@ -115,18 +117,23 @@ def rotate(first: Doubles, second: Doubles, cos: Doubles, sin: Doubles) -> tuple
 
 
 def visible_keys(
-    positions: npt.NDArray[np.int64], keys: int, window: int | None
+    positions: npt.NDArray[np.int64], keys: int, window: int | None, chunked: bool = False
 ) -> npt.NDArray[np.bool_]:
-    """`[tokens, keys]`: a token sees itself and what is before it, at most `window` in all."""
+    """`[tokens, keys]`: a token sees itself and what is before it, at most `window` in all; in
+    chunks, what is before it in its own run of `window`."""
     distance = positions[:, None] - np.arange(keys)
-    return (distance >= 0) & (distance < (window or np.inf))
+    most = positions[:, None] % window + 1 if window and chunked else window or np.inf
+    return (distance >= 0) & (distance < most)
 
 
-def attend(scores: Doubles, visible: npt.NDArray[np.bool_], v: Doubles) -> Doubles:
-    """softmax(scores) @ v for one head: scores `[tokens, keys]`, v `[keys, head_dim]`."""
+def attend(
+    scores: Doubles, visible: npt.NDArray[np.bool_], v: Doubles, sink: float = -np.inf
+) -> Doubles:
+    """softmax(scores and the sink) @ v for one head: scores `[tokens, keys]`, v `[keys, dim]`."""
     scores = np.where(visible, scores, -np.inf)
-    weights: Doubles = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    total: Doubles = weights.sum(axis=-1, keepdims=True)
+    most = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    weights: Doubles = np.exp(scores - most)
+    total: Doubles = weights.sum(axis=-1, keepdims=True) + np.exp(sink - most)
     return weights / total @ v
 
 
@@ -213,7 +220,7 @@ class Interpreter:
             case Scale():
                 return _double(values[op.x.name]) * float(self.dtype(op.factor))
             case RMSNorm():
-                weight = self._vector(op.weight)
+                weight = 1.0 if op.weight is None else self._vector(op.weight)
                 return rms_norm(_double(values[op.x.name]), weight, op.eps, op.heads)
             case Linear():
                 return self._linear(op, values[op.x.name])
@@ -230,6 +237,13 @@ class Interpreter:
                 return sigmoid(_double(values[op.x.name]))
             case ScaleRows():
                 return _double(values[op.x.name]) * _double(values[op.factor.name])
+            case Columns():
+                heads = values[op.x.name].reshape(len(step.token_ids), op.heads, -1)
+                last = op.first + op.out.width // op.heads
+                return heads[..., op.first : last].reshape(len(heads), -1)
+            case Temperature():
+                runs = np.floor((step.positions[:, None] + 1) / op.length)
+                return 1 + op.scale * np.log1p(runs)
             case Route():
                 bias = None if op.bias is None else self._vector(op.bias)
                 return route(_double(values[op.logits.name]), bias, op.routing)
@@ -312,27 +326,35 @@ class Interpreter:
     ) -> Array:
         """q `[tokens, heads, head_dim]` → `[tokens, heads * head_dim]`."""
         group = self._groups[op.group]
-        visible = visible_keys(positions, len(k), group.window)
+        visible = visible_keys(positions, len(k), group.window, group.chunked)
+        sinks = np.full(op.heads, -np.inf) if op.sinks is None else self._vector(op.sinks)
         heads = []
         for head in range(op.heads):
             shared = head // (op.heads // group.kv_heads)
-            heads.append(self._attend_head(op, q[:, head], k[:, shared], v[:, shared], visible))
+            rows = q[:, head], k[:, shared], v[:, shared]
+            heads.append(self._attend_head(op, *rows, visible, float(sinks[head])))
         return np.concatenate(heads, axis=1)
 
     def _attend_head(
-        self, op: Attention, q: Array, k: Array, v: Array, visible: npt.NDArray[np.bool_]
+        self,
+        op: Attention,
+        q: Array,
+        k: Array,
+        v: Array,
+        visible: npt.NDArray[np.bool_],
+        sink: float,
     ) -> Array:
         if self.mode == "exact":
             scores = _double(q) @ _double(k).T * op.scale
             if op.soft_cap is not None:
                 scores = soft_cap(scores, op.soft_cap)
-            return attend(scores, visible, _double(v))
+            return attend(scores, visible, _double(v), sink)
         kv_format = self._groups[op.group].kv_format
         q = contract.scaled_query(q, op.scale, op.soft_cap, kv_format)
         scores = _double(q) @ _double(k).T
         if op.soft_cap is not None:
             scores = soft_cap(scores, op.soft_cap) * float(contract.LOG2_E)
-        return contract.tiled_attention(scores, visible, v, kv_format)
+        return contract.tiled_attention(scores, visible, v, kv_format, sink)
 
     # ------------------------------------------------------------ weights
 

@@ -81,7 +81,9 @@ def separate(graph: Graph | FusedGraph) -> FusedGraph:
 
 
 def paged(op: Attention) -> PagedAttention:
-    return PagedAttention(op.out, op.q, op.group, op.layer, op.heads, op.scale, op.soft_cap)
+    return PagedAttention(
+        op.out, op.q, op.group, op.layer, op.heads, op.scale, op.soft_cap, op.sinks
+    )
 
 
 def merge(graph: FusedGraph) -> FusedGraph:

@@ -181,7 +181,8 @@ class EngineBench:
             group.page_bytes / PAGE_TOKENS * min(kv_len, group.window or kv_len)
             for group in info.groups
         )
-        return dict(info.memory)["weights"] + int(streams * kv)
+        assert info.work is not None
+        return int(info.work.weights_read(streams) + streams * kv)
 
 
 def measure(

@@ -20,9 +20,18 @@ def expert_counts(keys: ArchitectureKeys) -> tuple[int, int]:
 
 
 def mixture(
-    g: GraphBuilder, x: Value, block: str, count: int, routing: Routing, activation: Activation
+    g: GraphBuilder,
+    x: Value,
+    block: str,
+    count: int,
+    routing: Routing,
+    activation: Activation,
+    weighted_input: bool = False,
 ) -> Value:
-    """The experts of a block, weighted and added; a bias of the router or of experts if it has."""
+    """The experts of a block, weighted and added; a bias of the router or of experts if it has.
+
+    weighted_input: of the one expert of a token, the weight is on what goes in.
+    """
     logits = linear(g, x, f"{block}.ffn_gate_inp")
     if logits.width != count:
         raise GraphError(
@@ -32,7 +41,17 @@ def mixture(
     bias = f"{block}.exp_probs_b.bias"
     routes = g.route(logits, routing, bias if bias in g.source.tensors else None)
     gate, up, down = (expert_weight(g, f"{block}.ffn_{part}_exps") for part in PARTS)
-    return g.experts(x, routes, gate=gate, up=up, down=down, activation=activation)
+    if weighted_input:
+        x = g.scale_rows(x, g.columns(routes, 1, 1))
+    return g.experts(
+        x,
+        routes,
+        gate=gate,
+        up=up,
+        down=down,
+        activation=activation,
+        weighted=not weighted_input,
+    )
 
 
 PARTS = ("gate", "up", "down")

@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from invar.graph.graph import Graph, GraphError
-from invar.models import gemma2, gemma3, granite, llama, olmo2, qwen, qwen_moe, smollm3
+from invar.models import (
+    gemma2,
+    gemma3,
+    gpt_oss,
+    granite,
+    llama,
+    llama4,
+    olmo2,
+    qwen,
+    qwen_moe,
+    smollm3,
+)
 from invar.models.hf import Config, HFFamily, HFSource
 from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import ROPE_TENSORS
@@ -16,8 +27,10 @@ from invar.weights.hf_directory import CONFIG
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
     "gemma2": gemma2.build,
     "gemma3": gemma3.build,
+    "gpt-oss": gpt_oss.build,
     "granite": granite.build,
     "llama": llama.build,
+    "llama4": llama4.build,
     "olmo2": olmo2.build,
     "qwen2": qwen.build_qwen2,
     "qwen2moe": qwen_moe.build_qwen2,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from invar.graph.graph import Rope, RopeStyle, ShorterRope
@@ -44,11 +46,18 @@ def rotated_dimensions(keys: ArchitectureKeys, head_dim: int) -> int:
     return rotated
 
 
-def rope_of(source: ModelSource, keys: ArchitectureKeys, dim: int, style: RopeStyle) -> Rope:
+def rope_of(
+    source: ModelSource,
+    keys: ArchitectureKeys,
+    dim: int,
+    style: RopeStyle,
+    yarn: Mapping[str, Any] = MappingProxyType({}),
+) -> Rope:
+    """yarn: what a family adds to the yarn of its GGUF files, in the words of config.json."""
     base = keys.optional_real("rope.freq_base", LEAST_BASE) or DEFAULT_BASE
     scaling = keys.optional_mapping("rope.scaling")
     if scaling is None:
-        scaled = scaled_from_gguf(source, keys, base, dim)
+        scaled = scaled_from_gguf(source, keys, base, dim, yarn)
     else:
         scaled = scaled_rope(base, dim, scaling)
     shorter = None
@@ -61,7 +70,11 @@ def rope_of(source: ModelSource, keys: ArchitectureKeys, dim: int, style: RopeSt
 
 
 def scaled_from_gguf(
-    source: ModelSource, keys: ArchitectureKeys, base: float, dim: int
+    source: ModelSource,
+    keys: ArchitectureKeys,
+    base: float,
+    dim: int,
+    yarn: Mapping[str, Any],
 ) -> ScaledRope:
     """From keys and factor tensors, as llama.cpp reads them.
 
@@ -73,7 +86,7 @@ def scaled_from_gguf(
     kind = keys.optional_text("rope.scaling.type") or "linear"
     factor = linear_factor(keys)
     if kind == "yarn":
-        return scaled_rope(base, dim, yarn_from_gguf(keys, factor))
+        return scaled_rope(base, dim, {**yarn_from_gguf(keys, factor), **yarn})
     if kind not in ("none", "linear"):
         raise ConfigError(
             f"{keys.full('rope.scaling.type')} is {kind!r}; supported are none, linear, yarn, "

@@ -153,7 +153,7 @@ Floats attention(nb::handle q, nb::handle k, nb::handle v, int64_t window, float
     item.group = static_cast<int32_t>(group);
     item.head_dim = static_cast<int32_t>(dim);
     item.first_position = kv_len - tokens;
-    item.window = window;
+    item.mask = {window, false};
     item.scale = scale;
     item.soft_cap = soft_cap;
     item.pages = map;

@@ -101,6 +101,10 @@ void bind_rows(nb::class_<PlanBuilder>& plan) {
       .def("scale", &PlanBuilder::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("soft_cap", &PlanBuilder::soft_cap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
       .def("sigmoid", &PlanBuilder::sigmoid, nb::arg("x"), nb::arg("out"))
+      .def("columns", &PlanBuilder::columns, nb::arg("x"), nb::arg("heads"), nb::arg("first"),
+           nb::arg("out"))
+      .def("temperature", &PlanBuilder::temperature, nb::arg("scale"), nb::arg("length"),
+           nb::arg("out"))
       .def("scale_rows", &PlanBuilder::scale_rows, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("gated", &PlanBuilder::gated, nb::arg("gate"), nb::arg("up"), nb::arg("activation"),
            nb::arg("out"))
@@ -173,11 +177,11 @@ void bind_plan(nb::module_& module) {
            nb::arg("k"), nb::arg("rows"))
       .def("cache_group", &PlanBuilder::cache_group, nb::arg("memory"), nb::arg("slab_bytes"),
            nb::arg("page_bytes"), nb::arg("pages_per_slab"), nb::arg("slabs"), nb::arg("kv_heads"),
-           nb::arg("head_dim"), nb::arg("window"), nb::arg("format"))
+           nb::arg("head_dim"), nb::arg("window"), nb::arg("chunked"), nb::arg("format"))
       .def("begin_head", &PlanBuilder::begin_head)
       .def("attention", &PlanBuilder::attention, nb::arg("q"), nb::arg("group"), nb::arg("layer"),
-           nb::arg("heads"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("out").none(),
-           nb::arg("act").none())
+           nb::arg("heads"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("sinks").none(),
+           nb::arg("out").none(), nb::arg("act").none())
       .def("sample", &PlanBuilder::sample, nb::arg("logits"))
       .def("finish", &PlanBuilder::finish)
       .def("run", &run, nb::arg("batch"), nb::arg("result"))

@@ -59,7 +59,8 @@ int64_t PlanBuilder::activations(int64_t offset, const std::string& format, int6
 
 int64_t PlanBuilder::cache_group(nb::object memory, int64_t slab_bytes, int64_t page_bytes,
                                  int32_t pages_per_slab, int64_t slabs, int32_t kv_heads,
-                                 int32_t head_dim, int64_t window, const std::string& format) {
+                                 int32_t head_dim, int64_t window, bool chunked,
+                                 const std::string& format) {
   if (head_dim < 16 || head_dim > 256 || head_dim % 16) {
     refuse("head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 256");
   }
@@ -71,7 +72,7 @@ int64_t PlanBuilder::cache_group(nb::object memory, int64_t slab_bytes, int64_t 
                                  slabs * pages_per_slab,
                                  kv_heads,
                                  head_dim,
-                                 window,
+                                 {window, chunked},
                                  kv});
 }
 
@@ -149,7 +150,7 @@ int64_t PlanBuilder::layer_offset(int64_t group, int64_t layer) const {
 }
 
 void PlanBuilder::attention(int64_t q, int64_t group, int64_t layer, int64_t heads, float scale,
-                            float soft_cap, MaybeId out, MaybeId act) {
+                            float soft_cap, nb::object sinks, MaybeId out, MaybeId act) {
   close();
   const CacheGroup& cache = plan_->cache_group(group);
   const int64_t width = heads * cache.head_dim;
@@ -167,6 +168,7 @@ void PlanBuilder::attention(int64_t q, int64_t group, int64_t layer, int64_t hea
   step->heads = heads;
   step->scale = scale;
   step->soft_cap = soft_cap;
+  step->sinks = maybe_floats(std::move(sinks), heads, "sinks");
   step->head_dim = cache.head_dim;
   step->kv_heads = cache.kv_heads;
   if (plan_->limits().partials > 0 &&

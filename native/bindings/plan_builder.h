@@ -59,7 +59,7 @@ class PlanBuilder {
   int64_t activations(int64_t offset, const std::string& format, int64_t k, int64_t rows);
   int64_t cache_group(nb::object memory, int64_t slab_bytes, int64_t page_bytes,
                       int32_t pages_per_slab, int64_t slabs, int32_t kv_heads, int32_t head_dim,
-                      int64_t window, const std::string& format);
+                      int64_t window, bool chunked, const std::string& format);
 
   // A step stays open until the next begins; finish() closes the last.
   void begin_head();
@@ -74,6 +74,8 @@ class PlanBuilder {
   void scale(int64_t x, float factor, int64_t out);
   void soft_cap(int64_t x, float cap, int64_t out);
   void sigmoid(int64_t x, int64_t out);
+  void columns(int64_t x, int64_t heads, int64_t first, int64_t out);
+  void temperature(double scale, int64_t length, int64_t out);
   void scale_rows(int64_t x, int64_t factor, int64_t out);
   void gated(int64_t gate, int64_t up, const std::string& activation, int64_t out);
   void rope(int64_t x, int64_t table, const std::string& style, int64_t pairs, int64_t heads,
@@ -110,7 +112,7 @@ class PlanBuilder {
   void combine(int64_t x, int64_t routes, int64_t grouping, bool weighted, int64_t out);
 
   void attention(int64_t q, int64_t group, int64_t layer, int64_t heads, float scale,
-                 float soft_cap, MaybeId out, MaybeId act);
+                 float soft_cap, nb::object sinks, MaybeId out, MaybeId act);
   void sample(int64_t logits);
 
   Plan& plan() { return *plan_; }

@@ -94,6 +94,28 @@ void PlanBuilder::scale_rows(int64_t x, int64_t factor, int64_t out) {
   rows().add(std::move(op));
 }
 
+void PlanBuilder::columns(int64_t x, int64_t heads, int64_t first, int64_t out) {
+  auto op = std::make_unique<ColumnsOp>();
+  op->x = matrix_at(x);
+  op->out = matrix_at(out);
+  op->heads = heads;
+  op->first = first;
+  if (heads < 1 || first < 0 || op->x.width % heads || op->out.width % heads ||
+      first + op->out.width / heads > op->x.width / heads) {
+    throw std::invalid_argument("plan: columns: the parts do not have them");
+  }
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::temperature(double scale, int64_t length, int64_t out) {
+  auto op = std::make_unique<TemperatureOp>();
+  if (length < 1) throw std::invalid_argument("plan: temperature: a length below 1");
+  op->scale = scale;
+  op->length = length;
+  op->out = matrix_of_width(out, 1, "temperature");
+  rows().add(std::move(op));
+}
+
 void PlanBuilder::soft_cap(int64_t x, float cap, int64_t out) {
   auto op = std::make_unique<SoftCapOp>();
   op->out = matrix_at(out);

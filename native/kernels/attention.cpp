@@ -63,8 +63,8 @@ static void attend_tile(const AttentionItem& item, const Work<P>& work, int64_t 
   }
   // Query tokens whose keys [first_key, position] meet the tile: they lie next to each other.
   const int64_t first = larger<int64_t>(0, start - item.first_position);
-  const int64_t behind = start + kTileTokens + item.window - 1 - item.first_position;
-  const int64_t last = item.window > 0 ? smaller<int64_t>(item.tokens, behind) : item.tokens;
+  const int64_t behind = item.mask.last_query(start + kTileTokens - 1) - item.first_position;
+  const int64_t last = smaller<int64_t>(item.tokens, behind);
   attend(tile, first * item.group, last * item.group);
 }
 
@@ -104,10 +104,18 @@ static void divide(const AttentionItem& item, const Work<P>& work) {
   for (int64_t t = 0; t < item.tokens; t++)
     for (int64_t h = 0; h < item.group; h++) {
       const int64_t row = t * item.group + h;
-      const VF sum = set1(work.total[row].sum);
+      const State total = work.total[row];
       float* out = item.out + t * item.out_stride + h * head_dim;
-      for (int64_t i = 0; i < head_dim; i += W)
-        store(out + i, load(work.total_o + row * head_dim + i) / sum);
+      float* o = work.total_o + row * head_dim;
+      float sum = total.sum;
+      if (item.sinks != nullptr) {
+        const float sink = item.sinks[h] * kLog2E;
+        const float new_max = sink > total.max ? sink : total.max;
+        const float keep = exp2_one(total.max - new_max);
+        sum = exp2_one(sink - new_max) + sum * keep;
+        scale_floats(o, keep, head_dim);
+      }
+      for (int64_t i = 0; i < head_dim; i += W) store(out + i, load(o + i) / set1(sum));
     }
 }
 

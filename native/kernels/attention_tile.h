@@ -50,7 +50,7 @@ INVAR_INLINE int in_tile(int64_t token) {
 
 // The first key that the query at `position` sees.
 INVAR_INLINE int64_t first_key(const AttentionItem& item, int64_t position) {
-  return item.window > 0 ? larger<int64_t>(0, position - item.window + 1) : 0;
+  return item.mask.first_key(position);
 }
 
 // What the register tiles of an item need to know of a tile. `page[i]` is null when no row of the

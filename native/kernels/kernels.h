@@ -163,6 +163,24 @@ struct PageMap {
   }
 };
 
+// Which keys a query sees: all up to itself; the last `window` of these; or, in chunks, those of
+// its own run of `window` tokens.
+struct AttentionMask {
+  int64_t window = 0;  // 0: all
+  bool chunked = false;
+
+  int64_t first_key(int64_t position) const {
+    if (window <= 0) return 0;
+    if (chunked) return position / window * window;
+    return position < window ? 0 : position - window + 1;
+  }
+  // Behind the last query that sees the key at `position` or one before it.
+  int64_t last_query(int64_t position) const {
+    if (window <= 0) return INT64_MAX;
+    return chunked ? (position / window + 1) * window : position + window;
+  }
+};
+
 struct AttentionItem {
   const float* q;  // [tokens] rows, q_stride floats apart; each row [group, head_dim]
   int64_t q_stride;
@@ -172,9 +190,10 @@ struct AttentionItem {
   int32_t group;           // query heads that share this KV head
   int32_t head_dim;        // a multiple of 16, at most 256
   int64_t first_position;  // of the first query token; token t sees keys [0, first_position + t]
-  int64_t window;          // > 0: only the last `window` keys, itself included; 0: all
-  float scale;             // of the logits, before soft_cap
-  float soft_cap;          // 0: none
+  AttentionMask mask;
+  float scale;         // of the logits, before soft_cap
+  float soft_cap;      // 0: none
+  const float* sinks;  // [group]: a logit more in the softmax of a head, of no value; or null
   PageMap pages;
   const int32_t* block_table;
   int64_t offset_in_page;  // of this layer and KV head
@@ -189,7 +208,7 @@ struct AttentionKernels {
   // what the format multiplies (KVFormat). Logits are fp32, l sums the fp32 probabilities. Splits
   // start from identity and merge in ascending order; a masked token enters no arithmetic, so that
   // wholly masked tiles leave (m, l, o) untouched and what lies past the tokens written is never
-  // looked at.
+  // looked at. A sink joins at the very end, as a split of its own with m = sink, l = 1 and o = 0.
   void (*run)(const AttentionItem&);
   int64_t (*workspace_bytes)(int32_t max_tokens, int32_t group, int32_t head_dim);
   // The same bits in parts, which several threads may share: split `split` of the item's keys into

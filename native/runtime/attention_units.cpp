@@ -16,14 +16,14 @@ struct Keys {
   }
 };
 
-Keys keys_of(const BatchView& b, const AttentionUnit& unit, int64_t window) {
+Keys keys_of(const BatchView& b, const AttentionUnit& unit, const AttentionMask& mask) {
   const int64_t behind = b.query_start[unit.sequence + 1] - unit.first_row;
   const int64_t position = b.kv_len[unit.sequence] - behind;
-  const int64_t first = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-  return {first, position + unit.tokens};
+  return {mask.first_key(position), position + unit.tokens};
 }
 
-void place_chunks(const BatchView& b, int64_t window, std::vector<AttentionUnit>& units) {
+void place_chunks(const BatchView& b, const AttentionMask& mask,
+                  std::vector<AttentionUnit>& units) {
   for (int32_t s = 0; s < b.sequences; ++s) {
     const int32_t last = b.query_start[s + 1];
     for (int32_t r = b.query_start[s]; r < last; r += kQueryChunk) {
@@ -31,7 +31,7 @@ void place_chunks(const BatchView& b, int64_t window, std::vector<AttentionUnit>
       unit.sequence = s;
       unit.first_row = r;
       unit.tokens = std::min<int32_t>(kQueryChunk, last - r);
-      const Keys keys = keys_of(b, unit, window);
+      const Keys keys = keys_of(b, unit, mask);
       unit.cost = unit.tokens * (keys.end - keys.begin);
       units.push_back(unit);
     }
@@ -47,16 +47,16 @@ int64_t max_partials(int threads, int64_t max_length) {
   return splits > 1 ? max_split_items(threads) * splits : 0;
 }
 
-void place_units(const BatchView& b, int64_t kv_heads, int64_t window, int threads,
+void place_units(const BatchView& b, int64_t kv_heads, const AttentionMask& mask, int threads,
                  int64_t partials, std::vector<AttentionUnit>& units) {
   units.clear();
-  place_chunks(b, window, units);
+  place_chunks(b, mask, units);
   int64_t total = 0, used = 0;
   for (const AttentionUnit& unit : units) total += unit.cost * kv_heads;
   int32_t counters = 0;
   for (size_t i = 0, chunks = units.size(); i < chunks; ++i) {
     AttentionUnit unit = units[i];
-    const Keys keys = keys_of(b, unit, window);
+    const Keys keys = keys_of(b, unit, mask);
     const int64_t wanted = kv_heads * keys.splits() * unit.tokens;
     if (unit.cost * max_split_items(threads) <= total) continue;
     if (keys.splits() < 2 || wanted > partials - used) continue;

@@ -25,12 +25,6 @@ struct AttentionUnit {
   int64_t cost;         // query tokens times keys
 };
 
-// The first split that the query at `position` sees.
-inline int64_t first_split(int64_t position, int64_t window) {
-  const int64_t key = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
-  return key / kSplitTokens;
-}
-
 // Items of more than a 1 / max_split_items(threads) of a phase are split: so many there are at
 // most.
 int64_t max_split_items(int threads);
@@ -39,7 +33,7 @@ int64_t max_partials(int threads, int64_t max_length);
 
 // The units of a batch in one cache group, longest first. `units` has room for a unit per token
 // and `partials`; while these last, items of several tokens are split too.
-void place_units(const BatchView& batch, int64_t kv_heads, int64_t window, int threads,
+void place_units(const BatchView& batch, int64_t kv_heads, const AttentionMask& mask, int threads,
                  int64_t partials, std::vector<AttentionUnit>& units);
 
 }  // namespace invar

@@ -18,7 +18,7 @@ struct CacheGroup {
   int64_t page_count;  // in the arena
   int32_t kv_heads;
   int32_t head_dim;
-  int64_t window;  // 0: all
+  AttentionMask mask;
   KVFormat kv_format;
 
   int64_t head_bytes() const { return kv_head_bytes(kv_format, head_dim); }  // of a page

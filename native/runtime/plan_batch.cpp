@@ -70,9 +70,8 @@ void Plan::check_sequence(const BatchView& b, int64_t s) const {
              "has too few columns for " + std::to_string(b.kv_len[s]) + " tokens of sequence " +
                  std::to_string(s));
     }
-    // Pages that lie wholly before the window of the first query may be gone.
-    const int64_t first = b.kv_len[s] - rows;
-    const int64_t seen = cache.window > 0 ? std::max<int64_t>(0, first - cache.window + 1) : 0;
+    // Pages that lie wholly before what the first query sees may be gone.
+    const int64_t seen = cache.mask.first_key(b.kv_len[s] - rows);
     const int32_t* table = b.block_tables[g].row(s);
     for (int64_t p = seen / kPageTokens; p < needed; ++p) {
       if (table[p] < 0 || table[p] >= cache.page_count) {
@@ -154,7 +153,7 @@ void Plan::place_tokens(const BatchView& b) {
     }
   }
   for (size_t g = 0; g < e.groups.size(); ++g) {
-    place_units(b, e.groups[g].kv_heads, e.groups[g].window, limits_.threads, limits_.partials,
+    place_units(b, e.groups[g].kv_heads, e.groups[g].mask, limits_.threads, limits_.partials,
                 e.units[g]);
   }
   // A step that failed may have left splits half finished.

@@ -24,9 +24,10 @@ AttentionItem AttentionStep::item_of(const Execution& e, const Worker& w, const 
   item.group = static_cast<int32_t>(heads / kv_heads);
   item.head_dim = head_dim;
   item.first_position = e.token_position[unit.first_row];
-  item.window = cache.window;
+  item.mask = cache.mask;
   item.scale = scale;
   item.soft_cap = soft_cap;
+  item.sinks = sinks == nullptr ? nullptr : sinks + kv_head * item.group;
   item.pages = cache.pages;
   item.block_table = e.batch->block_tables[group].row(unit.sequence);
   item.offset_in_page = layer_offset + kv_head * cache.head_bytes();
@@ -52,7 +53,7 @@ void AttentionStep::run(const Execution& e, const Worker& w, int64_t index) cons
     const int64_t one = attention_partial_bytes(item.group, head_dim);
     const int64_t all = attention_partial_bytes(int64_t{item.group} * item.tokens, head_dim);
     uint8_t* partials = e.partials + (unit.partial + kv_head * unit.splits * unit.tokens) * one;
-    const int64_t first = first_split(item.first_position, item.window);
+    const int64_t first = item.mask.first_key(item.first_position) / kSplitTokens;
     kernels.run_split(item, first + unit.split, partials + unit.split * all);
     std::atomic<int32_t>& finished = e.counters[unit.counter + kv_head];
     if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 < unit.splits) return;

@@ -17,7 +17,8 @@ class AttentionStep : public Step {
   int64_t layer_offset;  // of the layer's first head in a page
   int64_t heads;
   float scale;
-  float soft_cap;  // 0: none
+  float soft_cap;      // 0: none
+  const float* sinks;  // [heads] or null
   int32_t head_dim, kv_heads;
   int64_t workspace_bytes;  // of the kernel for kQueryChunk tokens
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 namespace invar {
@@ -63,6 +64,18 @@ void SigmoidOp::run(const Execution& e, const Worker&, int64_t row) const {
 
 void ScaleRowsOp::run(const Execution& e, const Worker&, int64_t row) const {
   e.kernels->rows->scale(x.row(row), factor.row(row)[0], out.width, out.row(row));
+}
+
+void ColumnsOp::run(const Execution&, const Worker&, int64_t row) const {
+  const int64_t from = x.width / heads, to = out.width / heads;
+  for (int64_t head = 0; head < heads; ++head) {
+    std::memcpy(out.row(row) + head * to, x.row(row) + head * from + first, to * sizeof(float));
+  }
+}
+
+void TemperatureOp::run(const Execution& e, const Worker&, int64_t row) const {
+  const int64_t runs = (int64_t{e.batch->positions[row]} + 1) / length;
+  out.row(row)[0] = static_cast<float>(1.0 + scale * std::log1p(static_cast<double>(runs)));
 }
 
 void SoftCapOp::run(const Execution& e, const Worker&, int64_t row) const {

@@ -80,6 +80,21 @@ struct ScaleRowsOp : RowOp {
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 
+// Columns [first, first + out.width / heads) of each of `heads` equal parts.
+struct ColumnsOp : RowOp {
+  Matrix x, out;
+  int64_t heads, first;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+// 1 + scale * log(1 + floor((position + 1) / length)), in double.
+struct TemperatureOp : RowOp {
+  double scale;
+  int64_t length;
+  Matrix out;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
 struct SoftCapOp : RowOp {
   Matrix x, out;
   float cap;

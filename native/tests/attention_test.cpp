@@ -12,10 +12,20 @@ struct Shape {
   int64_t window;
   float soft_cap;
   KVFormat format = KVFormat::bf16;
+  bool chunked = false, sinks = false;
+  AttentionMask mask() const { return {window, chunked}; }
+  int64_t first_key(int64_t position) const {  // by counting down
+    int64_t key = position;
+    while (key > 0 && (chunked ? key % window != 0 : window == 0 || position - key + 1 < window))
+      key--;
+    return key;
+  }
+  float sink(int32_t head) const { return 1.5f - float(head); }
   std::string name() const {
     return std::string(kKVFormatNames[int(format)]) + " group=" + std::to_string(group) +
            " head_dim=" + std::to_string(head_dim) + " window=" + std::to_string(window) +
-           " cap=" + std::to_string(soft_cap);
+           " cap=" + std::to_string(soft_cap) + (chunked ? " chunked" : "") +
+           (sinks ? " sinks" : "");
   }
 };
 
@@ -98,7 +108,10 @@ class Sequence {
     item.group = shape_.group;
     item.head_dim = shape_.head_dim;
     item.first_position = from;
-    item.window = shape_.window;
+    item.mask = shape_.mask();
+    std::vector<float> sinks;
+    for (int32_t h = 0; h < shape_.group; h++) sinks.push_back(shape_.sink(h));
+    item.sinks = shape_.sinks ? sinks.data() : nullptr;
     item.scale = scale();
     item.soft_cap = shape_.soft_cap;
     item.pages = map_;
@@ -120,8 +133,7 @@ class Sequence {
   void run_splits(const AttentionItem& item) {
     const int64_t rows = int64_t(item.tokens) * item.group;
     const int64_t bytes = attention_partial_bytes(rows, item.head_dim);
-    const int64_t low = shape_.window > 0 ? item.first_position - shape_.window + 1 : 0;
-    const int64_t first = std::max<int64_t>(0, low) / kSplitTokens;
+    const int64_t first = shape_.first_key(item.first_position) / kSplitTokens;
     const int64_t count = (item.first_position + item.tokens - 1) / kSplitTokens + 1 - first;
     Guarded partials(count * bytes / 4, 0);
     for (int64_t i = count - 1; i >= 0; i--)
@@ -135,8 +147,7 @@ class Sequence {
     const int64_t d = shape_.head_dim, width = shape_.group * d;
     const float factor = shape_.soft_cap > 0 ? scale() : scale() * 0x1.715476p+0f;
     const double back = shape_.soft_cap > 0 ? 1.0 : 1 / 1.4426950408889634;
-    const int64_t first =
-        shape_.window > 0 ? std::max<int64_t>(0, position - shape_.window + 1) : 0;
+    const int64_t first = shape_.first_key(position);
     std::vector<double> s(position + 1);
     double top = -1e300, sum = 0;
     for (int64_t t = first; t <= position; t++) {
@@ -147,6 +158,10 @@ class Sequence {
       dot *= back;
       s[t] = shape_.soft_cap > 0 ? shape_.soft_cap * std::tanh(dot / shape_.soft_cap) : dot;
       top = std::max(top, s[t]);
+    }
+    if (shape_.sinks) {
+      top = std::max<double>(top, shape_.sink(head));
+      sum = std::exp(shape_.sink(head) - top);
     }
     for (int64_t i = 0; i < d; i++) out[i] = magnitude[i] = 0;
     for (int64_t t = first; t <= position; t++) {
@@ -223,7 +238,7 @@ std::vector<float> decode_all(const Isa& isa, const Shape& shape, int64_t length
   std::vector<float> out(length * s.width(), kNaN);
   for (int64_t t = 0; t < length; t++) {
     s.store(t, t + 1);
-    if (shape.window > 0) s.free_below(t - shape.window + 1);
+    s.free_below(shape.first_key(t));
     s.run(t, t + 1, &out[t * s.width()]);
   }
   return out;
@@ -236,7 +251,7 @@ void check_chunks(const Isa& isa, const Shape& shape, const std::vector<float>& 
   for (int64_t t = 0; t < length; t += chunk) {
     const int64_t end = std::min(length, t + chunk);
     s.store(t, end);
-    if (shape.window > 0) s.free_below(t - shape.window + 1);
+    s.free_below(shape.first_key(t));
     s.run(t, end, out.data() + t * s.width());
   }
   check(same_bits(out.data(), want.data(), want.size()),
@@ -262,6 +277,10 @@ void sweep(const std::vector<Isa>& isas) {
   for (int32_t head_dim : {16, 32, 48, 64, 80, 96, 128, 256}) shapes.push_back({3, head_dim, 0, 0});
   for (int32_t group = 1; group <= 8; group++) shapes.push_back({group, 64, 0, 0});
   for (int64_t window : {1, 2, 31, 32, 33, 64, 65, 100}) shapes.push_back({2, 32, window, 0});
+  for (int64_t window : {1, 32, 48, 64, 100})
+    shapes.push_back({2, 32, window, 0, KVFormat::bf16, true});
+  shapes.push_back({3, 48, 0, 0, KVFormat::bf16, false, true});
+  shapes.push_back({3, 48, 40, 9.0f, KVFormat::int8, false, true});
   shapes.push_back({3, 64, 0, 20.0f});
   shapes.push_back({4, 128, 48, 5.0f});
   for (KVFormat format : {KVFormat::fp16, KVFormat::int8}) {
@@ -293,7 +312,8 @@ void sweep(const std::vector<Isa>& isas) {
 void long_context(const std::vector<Isa>& isas) {
   for (const Shape& shape :
        {Shape{3, 64, 0, 0}, Shape{1, 32, 1500, 0}, Shape{2, 16, 0, 10.0f},
-        Shape{2, 32, 0, 0, KVFormat::fp16}, Shape{2, 32, 1500, 10.0f, KVFormat::int8}}) {
+        Shape{2, 32, 0, 0, KVFormat::fp16}, Shape{2, 32, 1500, 10.0f, KVFormat::int8},
+        Shape{2, 16, 1100, 0, KVFormat::bf16, true, true}}) {
     const int64_t length = 2300;
     std::vector<float> first;
     for (const Isa& isa : isas) {

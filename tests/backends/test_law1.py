@@ -29,7 +29,16 @@ from invar.models import registry
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
 
-MODELS = ("mixed", "float", "experts", "gemma3_pattern6", "mistral_window", "qwen2_moe")
+MODELS = (
+    "mixed",
+    "float",
+    "experts",
+    "gemma3_pattern6",
+    "mistral_window",
+    "qwen2_moe",
+    "gpt_oss",
+    "llama4",
+)
 KV_FORMATS = ("float fp16", "mixed int8", "gemma3_pattern6 int8")  # K and V not in bf16
 LENGTH = 83  # across pages, tiles and chunks
 

@@ -338,3 +338,18 @@ def test_pages_are_the_same_bytes_on_every_instruction_set(kv_format: KVFormat) 
             one.read_pages(0, np.array([3, 1]), out)
             seen.add(out.tobytes())
     assert len(seen) == 1
+
+
+def test_a_row_reads_the_experts_it_uses() -> None:
+    dense = llama_runner({}).info.work
+    source = llama_source({}, experts=8)
+    mixed = make_runner(registry.build(source), source).info.work
+    assert dense is not None
+    assert mixed is not None
+    assert dense.weights_read(1) == dense.weights_read(99) == dense.weight_bytes
+    assert mixed.expert_bytes == 2 * 8 * 3 * 512 * 256 * 4
+    others = mixed.weight_bytes - mixed.expert_bytes
+    assert mixed.weights_read(1) == others + mixed.expert_bytes / 4
+    assert mixed.weights_read(2) == others + mixed.expert_bytes * (1 - 0.75**2)
+    # 2 of 8 experts, and the router
+    assert mixed.row_ops["fp32"] == dense.row_ops["fp32"] + 2 * (2 * 3 * 512 * 256 + 2 * 8 * 256)

@@ -30,6 +30,7 @@ IN_BLOCK = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.sinks": "attn_sinks",
     "mlp.gate": "ffn_gate_inp",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
@@ -41,6 +42,8 @@ IN_BLOCK = {
 }
 NORMS_IN_BLOCK = {
     "llama": {"post_attention_layernorm": "ffn_norm"},
+    "llama4": {"post_attention_layernorm": "ffn_norm"},
+    "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "qwen2moe": {"post_attention_layernorm": "ffn_norm"},
     "qwen3moe": {"post_attention_layernorm": "ffn_norm"},
     "gemma3": {
@@ -66,15 +69,23 @@ def permute(rows: Floats, heads: int) -> Floats:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 
 
-def unfused(name: str, value: Floats) -> dict[str, Floats]:
-    """Stacks of experts get a name of their own; gate and up, stored as one, come apart."""
+def unfused(name: str, value: Floats, architecture: str) -> dict[str, Floats]:
+    """Names as most families have them; gate and up of experts, stored as one, come apart."""
+    if name.endswith(".sinks"):
+        return {f"{name}.weight": value}
+    name = name.replace(".feed_forward.", ".mlp.").replace(".mlp.router.", ".mlp.gate.")
     if ".experts." not in name:
         return {name: value}
+    kind = "bias" if name.endswith("_bias") else "weight"
+    name = name.removesuffix("_bias")
+    if architecture in ("llama4", "gpt-oss") and kind == "weight":
+        value = value.swapaxes(1, 2)  # stored as [experts, in_features, out_features]
     if not name.endswith("gate_up_proj"):
-        return {f"{name}.weight": value}
-    gate, up = np.split(value, 2, axis=1)
+        return {f"{name}.{kind}": value}
+    interleaved = value[:, 0::2], value[:, 1::2]
+    gate, up = interleaved if architecture == "gpt-oss" else np.split(value, 2, axis=1)
     stem = name.removesuffix("gate_up_proj")
-    return {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+    return {f"{stem}gate_proj.{kind}": gate, f"{stem}up_proj.{kind}": up}
 
 
 def gguf_tensors(model: Any, architecture: str) -> dict[str, Floats]:
@@ -91,7 +102,7 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, Floats]:
             rounded = permute(
                 rounded, config.num_attention_heads if is_q else config.num_key_value_heads
             )
-        for part, values in unfused(name, rounded).items():
+        for part, values in unfused(name, rounded, architecture).items():
             if part.endswith("shared_expert_gate.weight"):
                 values = values.reshape(-1)
             tensors[gguf_name(part, architecture)] = np.ascontiguousarray(values)
@@ -120,6 +131,14 @@ def gguf_metadata(config: Any, architecture: str) -> dict[str, Any]:
         rope = rope["full_attention"]
         values |= _gemma3_metadata(config)
     values["rope.freq_base"] = float(rope["rope_theta"])
+    if architecture == "llama4":
+        values |= _llama4_metadata(config)
+    if rope["rope_type"] == "yarn":
+        values |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(rope["factor"]),
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
     if rope["rope_type"] == "linear":
         values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     return {f"{architecture}.{key}": value for key, value in values.items()}
@@ -135,6 +154,17 @@ def _expert_metadata(config: Any) -> dict[str, Any]:
     if getattr(config, "norm_topk_prob", None) is not None:
         values["expert_weights_norm"] = config.norm_topk_prob
     return values
+
+
+def _llama4_metadata(config: Any) -> dict[str, Any]:
+    """Those of llama.cpp, and the numbers that are constants there."""
+    return {
+        "interleave_moe_layer_step": config.interleave_moe_layer_step,
+        "attention.chunk_size": config.attention_chunk_size,
+        "attention.sliding_window_pattern": config.no_rope_layer_interval,
+        "attention.temperature_scale": config.attn_scale,
+        "attention.temperature_length": config.floor_scale,
+    }
 
 
 def _gemma3_metadata(config: Any) -> dict[str, Any]:

@@ -114,6 +114,8 @@ def fill(model: Any, seed: int) -> None:
                 value = np.rint(value * 2**16) / 2**16 - 1
         elif name.endswith("bias"):
             value = as_float32(0.2 * value)
+        elif name.endswith("sinks"):
+            value = as_float32(value)
         elif "embed" in name:
             value = as_float32(embedding_width * value)
         else:

@@ -17,12 +17,17 @@ TINY_MODELS = (
     "mistral_window",  # every layer sees 7 tokens
     "gemma3_pattern6",  # layers 0–4 and 6 see 12 tokens, layer 5 all
     "mixtral",  # two of four experts a token, layers see 9 tokens
-    "qwen2_moe",  # two of five experts whose weights do not add up to 1, a shared one behind a gate
+    "qwen2_moe",  # two of four experts whose weights do not add up to 1, a shared one behind a gate
     "qwen3_moe",  # three of six experts, norms of q and k
+    "gpt_oss",  # sinks, every second layer sees 9 tokens, YaRN, experts with biases and limits
+    "llama4",  # chunks of 12 tokens, a layer without positions, one expert of four on its input
     "gemma3_scaled",  # every second layer sees all, linear rope there, soft-capped logits
 )
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
+HF_FORMS = tuple(name for name in TINY_MODELS if name not in ("gpt_oss", "llama4"))
+"""Whose Hugging Face form is read: those whose experts are stored as single matrices."""
+
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4")
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,16 @@ def test_a_wrong_operation_shows(name: str, source: GGUFFile, what: str) -> None
 
 
 ROUTINGS: dict[str, Callable[[Routing], Routing]] = {
-    "other scores": lambda routing: replace(routing, scoring=Scoring.SIGMOID),
-    "weights normalised or not": lambda routing: replace(routing, normalise=not routing.normalise),
+    "other scores": lambda routing: replace(
+        routing,
+        scoring=Scoring.SOFTMAX if routing.scoring is Scoring.SIGMOID else Scoring.SIGMOID,
+    ),
+    "weights normalised or not": lambda routing: replace(
+        routing,
+        scoring=Scoring.SOFTMAX,
+        # A softmax over the chosen adds up to 1 as it is.
+        normalise=not routing.normalise and routing.scoring is not Scoring.SOFTMAX_OF_CHOSEN,
+    ),
     "weights off by a thousandth": lambda routing: replace(routing, scale=routing.scale * 1.001),
 }
 
@@ -138,8 +146,6 @@ ROUTINGS: dict[str, Callable[[Routing], Routing]] = {
 @pytest.mark.parametrize("name", [name for name in TINY_MODELS if name in MIXTURES])
 @pytest.mark.parametrize("what", ROUTINGS)
 def test_a_wrong_routing_shows(name: str, source: GGUFFile, what: str) -> None:
-    if name == "mixtral" and "normalised" in what:
-        return  # a softmax over the chosen adds up to 1
     golden, graph = load_golden(name), build(source)
 
     def changed(op: Op) -> Op:
@@ -150,7 +156,10 @@ def test_a_wrong_routing_shows(name: str, source: GGUFFile, what: str) -> None:
     assert difference > 10 * tolerance(name, golden)
 
 
-@pytest.mark.parametrize("name", ["mistral_window", "gemma3_pattern6", "gemma3_scaled"])
+@pytest.mark.parametrize(
+    "name",
+    ["mistral_window", "gemma3_pattern6", "gemma3_scaled", "mixtral", "gpt_oss", "llama4"],
+)
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_window_off_by_one_shows(name: str, source: GGUFFile, by: int) -> None:
     def moved(group: CacheGroup) -> CacheGroup:

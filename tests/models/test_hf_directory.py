@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from golden.hf_form import write_hf_directory
-from golden.tiny_models import TINY_MODELS, load_golden, model_path
+from golden.tiny_models import HF_FORMS, load_golden, model_path
 
 from invar.graph.graph import GraphError
 from invar.graph.interpreter import Interpreter
@@ -24,7 +24,7 @@ from invar.weights.safetensors import SafetensorsError
 DOUBLE_TOLERANCE = 1e-12
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", HF_FORMS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     golden = load_golden(name)
     with open_directory(write_hf_directory(name, tmp_path / "model")) as source:
@@ -34,7 +34,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, golden.logits, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", TINY_MODELS)
+@pytest.mark.parametrize("name", HF_FORMS)
 def test_tensors_and_graph_are_those_of_the_gguf_file(name: str, tmp_path: Path) -> None:
     directory = write_hf_directory(name, tmp_path / "model", shards=3)
     with open_directory(directory) as source, GGUFFile(model_path(name)) as file:

@@ -15,6 +15,7 @@ from invar.backends.cpu.lowered import (
     FirstFault,
     HeadUse,
     Lowered,
+    Ones,
     RawWeight,
     SegmentUse,
     Vector,
@@ -92,6 +93,7 @@ def emit(
             kv_heads=group.kv_heads,
             head_dim=group.head_dim,
             window=group.window or 0,
+            chunked=group.chunked,
             format=group.kv_format,
         )
     _number_buffers(plan, lowered.buffers)
@@ -141,6 +143,8 @@ class _Resolver:
                 return argument.number
             case Vector():
                 return self.vector(argument)
+            case Ones():
+                return np.ones(argument.width, np.float32)
             case RawWeight():
                 return np.ascontiguousarray(raw_rows(self.source, argument.tensor))
             case SegmentUse():

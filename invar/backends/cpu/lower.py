@@ -29,6 +29,7 @@ from invar.backends.cpu.lowered import (
     FirstFault,
     HeadUse,
     Lowered,
+    Ones,
     RawWeight,
     SegmentUse,
     Vector,
@@ -51,6 +52,7 @@ from invar.graph.fused import (
 from invar.graph.graph import (
     Add,
     ApplyRope,
+    Columns,
     Embed,
     Experts,
     Gated,
@@ -64,6 +66,7 @@ from invar.graph.graph import (
     Sigmoid,
     SoftCap,
     TakeRows,
+    Temperature,
     Value,
     WeightSource,
 )
@@ -230,6 +233,8 @@ class Lowering:
             SoftCap: lambda o: self.unary("soft_cap", o, cap=o.cap),
             Sigmoid: lambda o: self.unary("sigmoid", o),
             ScaleRows: self.scale_rows,
+            Columns: lambda o: self.unary("columns", o, heads=o.heads, first=o.first),
+            Temperature: self.temperature,
             Route: lambda o: lower_route(self, o),
             Experts: lambda o: lower_experts(self, o),
             TakeRows: self.take_rows,
@@ -260,13 +265,13 @@ class Lowering:
         self.row(
             "rms_norm",
             x=self.floats(op.x),
-            weight=Vector(op.weight),
+            weight=Vector(op.weight) if op.weight else Ones(op.x.width // op.heads),
             eps=op.eps,
             heads=op.heads,
             out=self.define(op.out),
         )
 
-    def unary(self, method: str, op: Scale | SoftCap | Sigmoid, **arguments: Any) -> None:
+    def unary(self, method: str, op: Scale | SoftCap | Sigmoid | Columns, **arguments: Any) -> None:
         self.row(method, x=self.floats(op.x), out=self.define(op.out), **arguments)
 
     def scale_rows(self, op: ScaleRows) -> None:
@@ -275,6 +280,9 @@ class Lowering:
 
     def binary(self, method: str, op: Add) -> None:
         self.row(method, a=self.floats(op.a), b=self.floats(op.b), out=self.define(op.out))
+
+    def temperature(self, op: Temperature) -> None:
+        self.row("temperature", scale=op.scale, length=op.length, out=self.define(op.out))
 
     def gated(self, op: Gated) -> None:
         self.row(
@@ -429,6 +437,7 @@ class Lowering:
             heads=op.heads,
             scale=op.scale,
             soft_cap=op.soft_cap or 0.0,
+            sinks=vector(op.sinks),
             **self.output(op.out, act_format),
         )
 

@@ -19,6 +19,13 @@ class Vector:
 
 
 @dataclass(frozen=True)
+class Ones:
+    """The weight of a norm that has none."""
+
+    width: int
+
+
+@dataclass(frozen=True)
 class RawWeight:
     """A weight that is read in the file's own layout: embeddings."""
 
@@ -32,10 +39,14 @@ class SegmentUse:
     share: float = 1.0  # of the weight, that one row needs: a few experts of many
 
     @property
+    def all_bytes(self) -> int:
+        panel = _native.panel_bytes(self.weight.weight_format, self.weight.columns)
+        return self.weight.panels * panel
+
+    @property
     def row_bytes(self) -> int:
         """Read for one row."""
-        panel = _native.panel_bytes(self.weight.weight_format, self.weight.columns)
-        return round(self.weight.panels * panel * self.share)
+        return round(self.all_bytes * self.share)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def model_work(lowered: Lowered, groups: tuple[CacheGroup, ...]) -> ModelWork:
     body: Counter[str] = Counter()
     head: Counter[str] = Counter()
     attention = [0] * len(groups)
-    counted, unread = body, 0
+    counted, expert_bytes, share = body, 0, 1.0
     for call in lowered.calls:
         if call.method == "begin_head":
             counted = head
@@ -43,8 +43,10 @@ def model_work(lowered: Lowered, groups: tuple[CacheGroup, ...]) -> ModelWork:
             weight = use.weight
             operations = round(2 * weight.rows * weight.columns * use.share)
             counted[peak_name(weight.weight_format)] += operations
-            unread += round(use.row_bytes / use.share) - use.row_bytes
-    return ModelWork(dict(body), dict(head), tuple(attention), lowered.weights.size - unread)
+            if use.share < 1:
+                expert_bytes, share = expert_bytes + use.all_bytes, use.share
+    size = lowered.weights.size
+    return ModelWork(dict(body), dict(head), tuple(attention), size, expert_bytes, share)
 
 
 def segments_of(call: Call) -> list[SegmentUse]:
