@@ -40,8 +40,9 @@ OUTSIDE = tuple(
         rb'[\[{]"?',
     )
 )
-# Where text is free, braces are text: only a quote closes.
-INSIDE = tuple(re.compile(pattern) for pattern in (rb'"[}\]]+', rb'"[,:]"?', rb'"'))
+# Where text is free, braces are text: only a quote closes. One with a comma opens what comes next,
+# and would do so for ever in an array.
+INSIDE = tuple(re.compile(pattern) for pattern in (rb'"[}\]]+', rb'"', rb'"[,:]"?'))
 SYNTAX = frozenset(b'"}]{[,:0123456789nt')  # first bytes of all that these match
 FREE_TEXT = (b"Q", b"#", b"~")  # no syntax has all of these at one place
 

@@ -122,6 +122,8 @@ class StructuredOutputs:
         if not isinstance(schema, Mapping):
             raise ValueError(f"json: a schema is an object, got {schema!r:.60}")
         check_depth(schema)
+        if self.strict:
+            _check_ids(schema)
         if self.disable_additional_properties:
             schema = _closed(schema)
         options: dict[str, Any] = {"lenient": not self.strict, "coerce_one_of": not self.strict}
@@ -151,6 +153,17 @@ def check_depth(schema: object) -> None:
         if not level:
             return
     raise ValueError(f"json: the schema is nested more than {MAX_DEPTH} deep")
+
+
+def _check_ids(schema: Any) -> None:
+    """What a `$ref` beside an `$id` is relative to differs between drafts."""
+    children = schema.values() if isinstance(schema, Mapping) else schema
+    both = isinstance(schema, Mapping) and {"$id", "$ref"} <= set(schema)
+    if both and not str(schema["$ref"]).startswith("#"):
+        raise ValueError("json: a $ref beside an $id is not supported, unless it begins with #")
+    for child in children:
+        if isinstance(child, Mapping | list):
+            _check_ids(child)
 
 
 def _closed(schema: Any) -> Any:
