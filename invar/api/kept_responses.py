@@ -74,7 +74,7 @@ async def get_response(server: Server, request: Request) -> Response:
     if request.query_params.get("stream") in ("true", "1"):
         raise cannot("stream", "a response that is kept is not streamed again")
     kept = await find(server, request)
-    if kept.lost:
+    if kept.lost and kept.id not in kept_here(server).running:  # where the clock has jumped
         error = {"code": "server_error", "message": "The process that ran it has ended."}
         return json_response(kept.response | {"status": "failed", "error": error})
     return json_response(kept.response)

@@ -219,6 +219,16 @@ def test_a_background_response_whose_process_is_gone(
         assert server.http.get("/v1/responses/resp-gone").json()["status"] == "failed"
 
 
+def test_a_clock_that_jumps_loses_no_background_response(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with keeping(endless(pause_s=0.02), tmp_path, max_model_len=10**6) as server:
+        path = f"/v1/responses/{send(server, background=True).json()['id']}"
+        monkeypatch.setattr(response_store, "SILENT_S", -1e6)
+        assert server.http.get(path).json()["status"] == "in_progress"
+        assert server.http.post(path + "/cancel").json()["status"] == "cancelled"
+
+
 # ------------------------------------------------------------------------------------- the store
 
 

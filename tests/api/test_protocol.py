@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 
 from invar.api.protocol import MAX_HEAD_BYTES, SLICE_BYTES
@@ -240,6 +242,22 @@ def test_a_large_answer_that_is_not_read_does_not_keep_its_connection() -> None:
             data += b""
         assert not data.rstrip().endswith(b"}")  # cut, not delivered after all this time
         client.close()
+
+
+def test_many_idle_connections_hold_nobody_up(hello: RunningServer) -> None:
+    files = psutil.Process().num_fds
+    with contextlib.ExitStack() as stack:
+        for index in range(200):
+            idle = stack.enter_context(socket.create_connection(hello.address, timeout=10))
+            if index % 2:
+                idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert idle.recv(12) == b"HTTP/1.1 200"
+        assert hello.complete().status_code == 200
+        most = files()
+    end = time.monotonic() + 10
+    while files() > most - 2 * 200:  # both ends are of this process
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def head_and_body(answer: bytes) -> tuple[bytes, bytes]:
