@@ -18,6 +18,7 @@ process that is left, or memory that grows by more than GROWTH beyond the error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import random
@@ -145,8 +146,8 @@ class Watch:
 
     def look(self) -> None:
         for process in (self.server, *self.server.children()):
+            name = self.name(process)
             try:
-                name = self.name(process)
                 memory, files = process.memory_info().rss, process.num_fds()
             except psutil.Error:
                 continue  # it is just ending
@@ -154,7 +155,10 @@ class Watch:
             self.samples[name, process.pid].append(sample)
 
     def name(self, process: psutil.Process) -> str:
-        words = " ".join(process.cmdline())
+        try:
+            words = " ".join(process.cmdline())
+        except psutil.Error:
+            return "ended"
         known = {"engine_process": "engine", "api_processes": "HTTP"}
         return next((name for word, name in known.items() if word in words), "main")
 
@@ -218,16 +222,21 @@ def load(soak: Soak, watch: Watch, minutes: float, streams: int, kill_every_s: f
     """Returns how often the engine was killed."""
     began = time.monotonic()
     soak.end, half = began + minutes * 60, began + minutes * 30
-    clients = [threading.Thread(target=soak.client, args=(seed,)) for seed in range(streams)]
+    clients = [
+        threading.Thread(target=soak.client, args=(seed,), daemon=True) for seed in range(streams)
+    ]
     for client in clients:
         client.start()
     kills, next_kill = 0, began + kill_every_s
     while time.monotonic() < soak.end:
         time.sleep(SAMPLE_S)
+        if watch.server.status() == psutil.STATUS_ZOMBIE:
+            raise SystemExit("the server has ended by itself")
         watch.look()
         engine = watch.engine()
         if next_kill < time.monotonic() < half and engine is not None:
-            engine.send_signal(KILLS[kills % len(KILLS)])
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.send_signal(KILLS[kills % len(KILLS)])
             kills, next_kill = kills + 1, time.monotonic() + kill_every_s
     for client in clients:
         client.join()
@@ -236,6 +245,13 @@ def load(soak: Soak, watch: Watch, minutes: float, streams: int, kill_every_s: f
 
 def run(arguments: argparse.Namespace) -> int:
     server, port = start(arguments.model, arguments.api_server_count)
+    try:
+        return judged(arguments, server, port)
+    finally:
+        server.kill()
+
+
+def judged(arguments: argparse.Namespace, server: subprocess.Popen[str], port: int) -> int:
     watch = Watch(psutil.Process(server.pid))
     soak = Soak(port)
     soak.learn()
