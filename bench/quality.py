@@ -1,14 +1,14 @@
 """What packed weights, 8-bit activations and stored K and V cost: perplexity and KL divergence.
 
     python bench/quality.py MODEL.gguf [--kl] [--llama-cpp] [--tokens 20000] [--json]
-        [--kv-cache-dtype bf16,fp16,int8]
+        [--kv-cache-dtype bf16,fp16,int8] [--checkpoints DIRECTORY …] [--quantization int8,fp8]
 
 The reference is the same weights dequantised to float32, which are multiplied with float32
 activations, with K and V in bf16 as is usual, or in fp16, the finest format, where formats are
 compared. A fixed text runs through both in windows of 512 tokens. Perplexity counts every token of
 a window but the first. `--kl` adds KL(float32 || model) of the next-token distributions, over the
 second half of each window, as llama.cpp's `llama-perplexity` has it; `--llama-cpp` runs that on the
-same files, text and windows.
+same files, text and windows. `--checkpoints` are read beside the model, with its tokenizer.
 
 The text: chapters 1 to 9 of Herman Melville, Moby-Dick (1851, public domain), 24,399 tokens of
 SmolLM2 and 23,426 of Gemma 3.
@@ -58,10 +58,17 @@ def dequantised(model: Path, target: Path) -> Path:
     return target
 
 
-def load(path: Path, kv_cache_dtype: str) -> LoadedModel:
+def load(
+    path: Path,
+    kv_cache_dtype: str,
+    tokenizer: Path | None = None,
+    quantization: str | None = None,
+) -> LoadedModel:
     return load_engine(
         EngineConfig(
             model=str(path),
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            quantization=quantization,
             max_model_len=WINDOW + 1,
             max_num_seqs=1,
             max_num_batched_tokens=STEP,
@@ -180,6 +187,18 @@ def main() -> None:
     parser.add_argument(
         "--kv-cache-dtype", metavar="NAME,…", default="bf16", help="each of these formats"
     )
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        nargs="*",
+        default=[],
+        help="the same model as directories (tests/quality/convert.py)",
+    )
+    parser.add_argument(
+        "--quantization",
+        metavar="NAME,…",
+        help="the float32 copy, brought to these as it is loaded",
+    )
     parser.add_argument("--llama-cpp", action="store_true", help="llama-perplexity beside it")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -193,6 +212,10 @@ def main() -> None:
         "invar" if name == "bf16" else f"invar {name}": load(arguments.model, name)
         for name in formats
     }
+    for path in arguments.checkpoints:
+        models[path.name] = load(path, formats[0], tokenizer=arguments.model)
+    for name in filter(None, (arguments.quantization or "").split(",")):
+        models[f"--quantization {name}"] = load(copy, formats[0], quantization=name)
     text = TEXT.read_text(encoding="utf-8")
     report = measure(models, reference, text, arguments.tokens, arguments.kl)
     for model in (reference, *models.values()):

@@ -29,12 +29,12 @@ def file_bytes(header: Mapping[str, Any] | bytes, data: bytes) -> bytes:
 
 def safetensors_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = b""
+    end = 0
     for name, (dtype, shape, raw) in tensors.items():
-        offsets = [len(data), len(data) + len(raw)]
+        offsets = [end, end + len(raw)]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
-        data += raw
-    return file_bytes(header, data)
+        end += len(raw)
+    return file_bytes(header, b"".join(raw for _, _, raw in tensors.values()))
 
 
 def write_sharded(folder: Path, tensors: Mapping[str, Tensor], shards: int) -> None:
