@@ -84,6 +84,20 @@ def test_a_reader_that_has_stopped_is_cancelled(limits: Limits) -> None:
         stuck.close()
 
 
+def test_a_reader_that_has_stopped_is_noticed_though_nothing_more_comes() -> None:
+    """What waits then is a comment that cannot be sent."""
+    limits = Limits(keep_alive_s=0.2, stall_timeout_s=0.5)
+    with running(paused(0.0, 60.0), limits=limits) as server:  # type: ignore[arg-type]
+        stuck = open_request(server, "/v1/completions", STREAM)
+        while b"Hello" not in stuck.recv(1 << 16):
+            pass
+        (stream,) = server.server.stream_guard._streams
+        stream._connection.flow.pause_writing()  # as a full socket does
+        wait_for(lambda: not server.engine.running, within_s=20)
+        assert server.idle()
+        stuck.close()
+
+
 def test_a_slow_reader_gets_everything_in_fewer_frames() -> None:
     """What could not be sent at once is joined, and nothing of it is lost."""
     script = says(*["zz"] * 20_000)
