@@ -158,6 +158,8 @@ class Generation:
 
     def _in_order(self) -> list[ChoiceDelta]:
         pending = self._pending
+        if len(pending) == 1:
+            return list(pending.values())
         return [pending[index] for index in sorted(pending)]
 
 

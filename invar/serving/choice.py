@@ -90,14 +90,16 @@ class Choice:
         beyond it is dropped here and never counted.
         """
         text = self._assembler.push(output.token_ids)
-        used = text.tokens_used
+        token_ids, logprobs = output.token_ids, output.logprobs or []
+        if text.finished:
+            token_ids, logprobs = token_ids[: text.tokens_used], logprobs[: text.tokens_used]
         delta = ChoiceDelta(
             self.index,
-            text=text.text,
-            token_ids=output.token_ids[:used],
-            token_offsets=text.token_offsets[:used],
-            logprobs=(output.logprobs or [])[:used],
-            prompt_logprobs=output.prompt_logprobs,
+            text.text,
+            token_ids,
+            text.token_offsets,
+            logprobs,
+            output.prompt_logprobs,
             error=output.error,
             cached_tokens=output.cached_tokens,
         )

@@ -41,14 +41,14 @@ class Detokenizer:
         if self._strips_space and data:
             self._strips_space = False
             data = data.removeprefix(b" ")
-        return self._decode(data, False)
+        if self._incomplete:
+            data = self._incomplete + data
+        text, length = utf_8_decode(data, "replace", False)
+        self._incomplete = data[length:]
+        return text
 
     def flush(self) -> str:
         """One U+FFFD if the answer ended inside a character, else nothing."""
-        return self._decode(b"", True)
-
-    def _decode(self, data: bytes, final: bool) -> str:
-        data = self._incomplete + data
-        text, length = utf_8_decode(data, "replace", final)
-        self._incomplete = data[length:]
+        text, _ = utf_8_decode(self._incomplete, "replace", True)
+        self._incomplete = b""
         return text

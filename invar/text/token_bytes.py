@@ -26,7 +26,7 @@ def _byte_level_alphabet() -> dict[int, str]:
 _ALPHABET = _byte_level_alphabet()
 
 
-class TokenBytes:
+class TokenBytes(dict[int, bytes]):
     """Bytes per token id, converted on first use and kept; control tokens stand for nothing."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -37,15 +37,11 @@ class TokenBytes:
             "bert": _word_piece,
         }
         self._normal = by_model.get(vocabulary.model, _space_marked)
-        # None: not asked for yet. `invar run` needs only the tokens of its answer.
-        self._table: list[bytes | None] = [None] * len(self._tokens)
 
-    def __getitem__(self, token_id: int) -> bytes:
+    def __missing__(self, token_id: int) -> bytes:
         """`token_id` must lie in the vocabulary."""
-        known = self._table[token_id]
-        if known is None:
-            known = self._table[token_id] = self._convert(token_id)
-        return known
+        converted = self[token_id] = self._convert(token_id)
+        return converted
 
     def _convert(self, token_id: int) -> bytes:
         text, kind = self._tokens[token_id], int(self._types[token_id])

@@ -135,7 +135,9 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text; empty for control tokens."""
-        return self._bytes[self._checked_id(token_id)]
+        if 0 <= token_id < self.vocab_size:
+            return self._bytes[token_id]
+        raise self._not_in_vocabulary(token_id)
 
     def token_text(self, token_id: int) -> str:
         """The token as readable text: a control token's spelling, else its decoded bytes."""
@@ -175,7 +177,10 @@ class Tokenizer:
     def _checked_id(self, token_id: int) -> int:
         if 0 <= token_id < self.vocab_size:
             return token_id
-        raise TokenizerError(
+        raise self._not_in_vocabulary(token_id)
+
+    def _not_in_vocabulary(self, token_id: int) -> TokenizerError:
+        return TokenizerError(
             f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens "
             f"(0 … {self.vocab_size - 1})"
         )
