@@ -8,6 +8,7 @@ from pathlib import Path
 
 from invar.graph.graph import Graph, GraphError
 from invar.models import (
+    gemma,
     gemma2,
     gemma3,
     gpt_oss,
@@ -25,6 +26,7 @@ from invar.models.rope import ROPE_TENSORS
 from invar.weights.hf_directory import CONFIG
 
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
+    "gemma": gemma.build,
     "gemma2": gemma2.build,
     "gemma3": gemma3.build,
     "gpt-oss": gpt_oss.build,
@@ -39,6 +41,7 @@ ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
     "smollm3": smollm3.build,
 }
 FAMILIES: tuple[HFFamily, ...] = (
+    gemma.HF,
     gemma2.HF,
     gemma3.HF,
     granite.HF,

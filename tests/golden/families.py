@@ -24,7 +24,7 @@ from invar.weights.safetensors import SafetensorsFile
 
 Floats = npt.NDArray[np.float32]
 
-FAMILIES = ("qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2")
+FAMILIES = ("qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "gemma")
 
 NAMES = {
     r"model\.embed_tokens": "token_embd",
@@ -111,7 +111,7 @@ def gguf_tensors(name: str, config: dict[str, Any]) -> dict[str, Floats]:
     for tensor, info in file.tensors.items():
         values = file.raw(tensor).view(np.float16).astype(np.float32).reshape(info.shape)
         ours = gguf_name(name, tensor)
-        if name == "gemma2" and ours.endswith("norm.weight"):
+        if name in ("gemma", "gemma2") and ours.endswith("norm.weight"):
             values = values + 1
         if name in PERMUTED and ours.split(".")[-2] in ("attn_q", "attn_k"):
             heads = "attention" if ours.split(".")[-2] == "attn_q" else "key_value"

@@ -57,6 +57,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attention_multiplier": 0.125, "logits_scaling": 0.5, "tie_word_embeddings": True},
     ),
     "olmo2": ("Olmo2", TWO_HEADS),
+    "gemma": ("Gemma", TWO_HEADS | {"head_dim": 32}),
 }
 
 

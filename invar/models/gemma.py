@@ -1,0 +1,44 @@
+"""Gemma 1 (arXiv 2403.08295): a Llama with gelu, a scaled embedding and norms stored less one.
+
+The +1 of the norms is already in the weights of a GGUF file.
+https://github.com/ggml-org/llama.cpp/blob/569a0092b98e73bd222490441234144e52afd2ef/src/models/gemma.cpp
+"""
+
+from __future__ import annotations
+
+import math
+
+from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle
+from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
+from invar.models.decoder import DecoderConfig, attend, cache_groups, projections
+from invar.models.gemma3 import from_one
+from invar.models.hf import DECODER_KEYS, DECODER_NAMES, HFFamily
+from invar.models.metadata import ArchitectureKeys, ModelSource
+
+HF = HFFamily(
+    architecture="gemma",
+    model_types=("gemma",),
+    keys=DECODER_KEYS,
+    names={
+        **DECODER_NAMES,
+        "model.norm": from_one("output_norm"),
+        "model.layers.{}.input_layernorm": from_one("blk.{}.attn_norm"),
+        "model.layers.{}.post_attention_layernorm": from_one("blk.{}.ffn_norm"),
+    },
+)
+
+
+def build(source: ModelSource) -> Graph:
+    config = DecoderConfig.read(source, ArchitectureKeys(source.metadata, "gemma"), RopeStyle.HALF)
+    g = GraphBuilder(source)
+    x = g.scale(g.embed(EMBEDDING), math.sqrt(config.hidden))
+    for layer, place in enumerate(cache_groups(g, config, [None] * config.layers)):
+        block = f"blk.{layer}"
+        normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
+        q, k, v = projections(g, normed, block)
+        mixed = attend(g, q, k, v, config, place, rope=config.rope)
+        x = g.add(x, linear(g, mixed, f"{block}.attn_output"))
+        normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
+        x = g.add(x, feed_forward(g, normed, block, Activation.GELU_TANH))
+    x = g.rms_norm(g.take_rows(x), "output_norm.weight", config.norm_eps)
+    return g.finish(output_logits(g, x), config.context_length)
