@@ -14,6 +14,7 @@ NUMERIC_VERSION: int
 PAGE_TOKENS: int
 PANEL_COLUMNS: int
 MAX_EXPERTS: int
+MAX_HEAD_DIM: int
 MAX_TOP_LOGPROBS: int
 HEAD_ROWS: int
 QUERY_CHUNK: int
@@ -241,6 +242,8 @@ class Plan:
         chunked: bool,
         format: str,
     ) -> int: ...
+    def head_activations(self, activations: int, heads: int, head: int) -> int: ...
+    def matrix_columns(self, matrix: int, first: int, width: int) -> int: ...
     def grouping(self, experts: int, used: int) -> int: ...
     # Steps are added by name (backends/cpu/emit.py); the native side checks their arguments.
     def begin_rows(self) -> None: ...

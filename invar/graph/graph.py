@@ -209,6 +209,29 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class Join:
+    """Of each of ``heads`` parts of the row, that of a and then that of b."""
+
+    out: Value
+    a: Value
+    b: Value
+    heads: int
+
+
+@dataclass(frozen=True)
+class HeadwiseLinear:
+    """``x_h @ weight[h].T`` for each head: weight ``[heads, rows, columns]``.
+
+    x_h is the first ``columns`` of the h-th of ``heads`` equal parts of the row.
+    """
+
+    out: Value
+    x: Value
+    weight: str
+    heads: int
+
+
+@dataclass(frozen=True)
 class Temperature:
     """``1 + scale * log(1 + floor((position + 1) / length))``, one column: what Llama 4 multiplies
     the queries of layers without positions by."""
@@ -288,6 +311,8 @@ Op = (
     | Sigmoid
     | ScaleRows
     | Columns
+    | Join
+    | HeadwiseLinear
     | Temperature
     | Route
     | Experts
@@ -409,6 +434,20 @@ class GraphBuilder:
                 f"of {x.width}"
             )
         return self._append(lambda out: Columns(out, x, heads, first), heads * width)
+
+    def join(self, a: Value, b: Value, heads: int = 1) -> Value:
+        if a.width % heads or b.width % heads:
+            raise GraphError(f"join: {heads} parts of rows of {a.width} and {b.width}")
+        return self._append(lambda out: Join(out, a, b, heads), a.width + b.width)
+
+    def headwise_linear(self, x: Value, weight: str) -> Value:
+        heads, rows, columns = self._shape(weight, 3)
+        if x.width % heads or x.width // heads < columns:
+            raise GraphError(
+                f"{weight}: shape {(heads, rows, columns)}, but {self._origin(x)} gives {x.width} "
+                "columns for all heads"
+            )
+        return self._append(lambda out: HeadwiseLinear(out, x, weight, heads), heads * rows)
 
     def temperature(self, scale: float, length: int) -> Value:
         return self._append(lambda out: Temperature(out, scale, length), 1)

@@ -37,6 +37,8 @@ from invar.graph.graph import (
     Gated,
     Graph,
     GraphError,
+    HeadwiseLinear,
+    Join,
     Linear,
     Op,
     RMSNorm,
@@ -241,6 +243,14 @@ class Interpreter:
                 heads = values[op.x.name].reshape(len(step.token_ids), op.heads, -1)
                 last = op.first + op.out.width // op.heads
                 return heads[..., op.first : last].reshape(len(heads), -1)
+            case Join():
+                parts = [
+                    values[value.name].reshape(len(step.token_ids), op.heads, -1)
+                    for value in (op.a, op.b)
+                ]
+                return np.concatenate(parts, axis=2).reshape(len(step.token_ids), -1)
+            case HeadwiseLinear():
+                return self._headwise_linear(op, values[op.x.name])
             case Temperature():
                 runs = np.floor((step.positions[:, None] + 1) / op.length)
                 return 1 + op.scale * np.log1p(runs)
@@ -264,6 +274,13 @@ class Interpreter:
             return product
         return _double(product.astype(self.dtype)) + self._vector(op.bias)
 
+    def _headwise_linear(self, op: HeadwiseLinear, x: Array) -> Array:
+        columns = self.source.tensors[op.weight].shape[2]
+        heads = x.reshape(len(x), op.heads, -1)[..., :columns]
+        part = ExpertWeight(op.weight)
+        products = [self._matrix_of_stack(part, head, heads[:, head]) for head in range(op.heads)]
+        return np.concatenate(products, axis=1)
+
     def _experts(self, op: Experts, x: Array, routes: Doubles) -> Array:
         """Expert by expert over the rows that use it, then token by token over its slots."""
         chosen = routes[:, : op.used].astype(np.int64)
@@ -271,26 +288,26 @@ class Interpreter:
         results = np.zeros((len(x), op.used, op.out.width), self.dtype)
         for expert in np.unique(chosen):
             rows, slots = np.nonzero(chosen == expert)
-            gate, up = (self._expert(part, expert, x[rows]) for part in (op.gate, op.up))
+            gate, up = (self._matrix_of_stack(part, expert, x[rows]) for part in (op.gate, op.up))
             inner = gated(gate, up, op.activation)
-            results[rows, slots] = self._expert(op.down, expert, inner.astype(self.dtype))
+            results[rows, slots] = self._matrix_of_stack(op.down, expert, inner.astype(self.dtype))
         total = np.zeros((len(x), op.out.width))
         for slot in range(op.used):
             total += results[:, slot] * weights[:, slot, None]
         return total
 
-    def _expert(self, part: ExpertWeight, expert: int, x: Array) -> Doubles:
-        """`x @ weight[expert].T (+ bias[expert])`, rounded as a linear's result is."""
+    def _matrix_of_stack(self, part: ExpertWeight, number: int, x: Array) -> Doubles:
+        """`x @ weight[number].T (+ bias[number])`, rounded as a linear's result is."""
         kind = self._type(part.weight)
         if self.mode == "contract":
             x = contract.round_activation(x, kind)
         _, rows, columns = self.source.tensors[part.weight].shape
-        raw = raw_rows(self.source, part.weight)[expert * rows : (expert + 1) * rows]
+        raw = raw_rows(self.source, part.weight)[number * rows : (number + 1) * rows]
         weight = _double(dequantize(raw, kind, (rows, columns)))
         product = self._rounded(_double(x) @ weight.T)
         if part.bias is None:
             return product
-        return self._rounded(product + self._vector(part.bias)[expert])
+        return self._rounded(product + self._vector(part.bias)[number])
 
     def _rounded(self, x: Doubles) -> Doubles:
         """To what stands between operations."""

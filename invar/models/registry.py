@@ -8,6 +8,7 @@ from pathlib import Path
 
 from invar.graph.graph import Graph, GraphError
 from invar.models import (
+    deepseek2,
     gemma,
     gemma2,
     gemma3,
@@ -26,6 +27,7 @@ from invar.models.rope import ROPE_TENSORS
 from invar.weights.hf_directory import CONFIG
 
 ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
+    "deepseek2": deepseek2.build,
     "gemma": gemma.build,
     "gemma2": gemma2.build,
     "gemma3": gemma3.build,

@@ -28,7 +28,10 @@ __all__ = ["Frequencies", "default_frequencies", "rope_of", "rotated_dimensions"
 DEFAULT_BASE = 10000.0
 LEAST_BASE = 1.0  # below it the later pairs would turn faster than the first, without a limit
 GGUF_SCALING = ("type", "factor", "original_context_length", "finetuned", "attn_factor")
-YARN_KEYS = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+YARN_KEYS = (
+    *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+    "yarn_log_multiplier",  # read by the family (deepseek2.py)
+)
 FACTORS_TENSOR = "rope_freqs.weight"  # float32 [pairs]; every frequency is divided by its factor
 LONG_TENSOR, SHORT_TENSOR = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset((FACTORS_TENSOR, LONG_TENSOR, SHORT_TENSOR))

@@ -101,6 +101,9 @@ void bind_rows(nb::class_<PlanBuilder>& plan) {
       .def("scale", &PlanBuilder::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("soft_cap", &PlanBuilder::soft_cap, nb::arg("x"), nb::arg("cap"), nb::arg("out"))
       .def("sigmoid", &PlanBuilder::sigmoid, nb::arg("x"), nb::arg("out"))
+      .def("join", &PlanBuilder::join, nb::arg("a"), nb::arg("b"), nb::arg("heads"), nb::arg("out"))
+      .def("quantize_heads", &PlanBuilder::quantize_heads, nb::arg("x"), nb::arg("heads"),
+           nb::arg("out"))
       .def("columns", &PlanBuilder::columns, nb::arg("x"), nb::arg("heads"), nb::arg("first"),
            nb::arg("out"))
       .def("temperature", &PlanBuilder::temperature, nb::arg("scale"), nb::arg("length"),
@@ -178,6 +181,10 @@ void bind_plan(nb::module_& module) {
       .def("cache_group", &PlanBuilder::cache_group, nb::arg("memory"), nb::arg("slab_bytes"),
            nb::arg("page_bytes"), nb::arg("pages_per_slab"), nb::arg("slabs"), nb::arg("kv_heads"),
            nb::arg("head_dim"), nb::arg("window"), nb::arg("chunked"), nb::arg("format"))
+      .def("head_activations", &PlanBuilder::head_activations, nb::arg("activations"),
+           nb::arg("heads"), nb::arg("head"))
+      .def("matrix_columns", &PlanBuilder::matrix_columns, nb::arg("matrix"), nb::arg("first"),
+           nb::arg("width"))
       .def("begin_head", &PlanBuilder::begin_head)
       .def("attention", &PlanBuilder::attention, nb::arg("q"), nb::arg("group"), nb::arg("layer"),
            nb::arg("heads"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("sinks").none(),
@@ -198,6 +205,7 @@ void bind_plan(nb::module_& module) {
   bind_rows(plan);
   bind_linear(module, plan);
   bind_experts(plan);
+  module.attr("MAX_HEAD_DIM") = kMaxHeadDim;
   module.attr("MAX_EXPERTS") = kMaxExperts;
   module.attr("HEAD_ROWS") = kHeadRows;
   module.attr("QUERY_CHUNK") = kQueryChunk;

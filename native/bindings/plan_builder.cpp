@@ -57,12 +57,35 @@ int64_t PlanBuilder::activations(int64_t offset, const std::string& format, int6
   return static_cast<int64_t>(activations_.size()) - 1;
 }
 
+int64_t PlanBuilder::head_activations(int64_t id, int64_t heads, int64_t head) {
+  Activations act = activations_at(id);
+  if (heads < 1 || head < 0 || head >= heads || act.rows % heads) refuse("no such head");
+  act.data = act.row(head);
+  act.rows /= heads;
+  act.layout.row_bytes *= heads;
+  activations_.push_back(act);
+  return static_cast<int64_t>(activations_.size()) - 1;
+}
+
+int64_t PlanBuilder::matrix_columns(int64_t id, int64_t first, int64_t width) {
+  Matrix matrix = matrix_at(id);
+  if (first < 0 || first % kPanelColumns || width < 1 || width % kPanelColumns ||
+      first + width > matrix.width) {
+    refuse("columns of a matrix that are not whole panels of it");
+  }
+  matrix.data += first * static_cast<int64_t>(sizeof(float));
+  matrix.width = width;
+  matrices_.push_back(matrix);
+  return static_cast<int64_t>(matrices_.size()) - 1;
+}
+
 int64_t PlanBuilder::cache_group(nb::object memory, int64_t slab_bytes, int64_t page_bytes,
                                  int32_t pages_per_slab, int64_t slabs, int32_t kv_heads,
                                  int32_t head_dim, int64_t window, bool chunked,
                                  const std::string& format) {
-  if (head_dim < 16 || head_dim > 256 || head_dim % 16) {
-    refuse("head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 256");
+  if (head_dim < 16 || head_dim > kMaxHeadDim || head_dim % 16) {
+    refuse("head size " + std::to_string(head_dim) + " is not a multiple of 16 up to " +
+           std::to_string(kMaxHeadDim));
   }
   const KVFormat kv = kv_format(format);
   if (page_bytes % (kv_heads * kv_head_bytes(kv, head_dim))) refuse("a page is not whole layers");

@@ -22,6 +22,9 @@ namespace invar::bindings {
 namespace nb = nanobind;
 using MaybeId = std::optional<int64_t>;
 
+// Dimensions of a head that attention is tested with: DeepSeek's latent of 512 and 64 that rotate.
+constexpr int64_t kMaxHeadDim = 576;
+
 // A packed weight in the units of a part (runtime/steps_linear.h Segment).
 struct SegmentSpec {
   WeightFormat format;
@@ -57,6 +60,10 @@ class PlanBuilder {
   // Buffers, numbered from 0 in either kind.
   int64_t matrix(int64_t offset, int64_t width, int64_t rows);
   int64_t activations(int64_t offset, const std::string& format, int64_t k, int64_t rows);
+  // The rows of one head of activations that have `heads` rows a token, or columns of a matrix that
+  // are whole panels, as buffers of their own.
+  int64_t head_activations(int64_t activations, int64_t heads, int64_t head);
+  int64_t matrix_columns(int64_t matrix, int64_t first, int64_t width);
   int64_t cache_group(nb::object memory, int64_t slab_bytes, int64_t page_bytes,
                       int32_t pages_per_slab, int64_t slabs, int32_t kv_heads, int32_t head_dim,
                       int64_t window, bool chunked, const std::string& format);
@@ -74,6 +81,8 @@ class PlanBuilder {
   void scale(int64_t x, float factor, int64_t out);
   void soft_cap(int64_t x, float cap, int64_t out);
   void sigmoid(int64_t x, int64_t out);
+  void join(int64_t a, int64_t b, int64_t heads, int64_t out);
+  void quantize_heads(int64_t x, int64_t heads, int64_t out);
   void columns(int64_t x, int64_t heads, int64_t first, int64_t out);
   void temperature(double scale, int64_t length, int64_t out);
   void scale_rows(int64_t x, int64_t factor, int64_t out);

@@ -107,6 +107,30 @@ void PlanBuilder::columns(int64_t x, int64_t heads, int64_t first, int64_t out) 
   rows().add(std::move(op));
 }
 
+void PlanBuilder::join(int64_t a, int64_t b, int64_t heads, int64_t out) {
+  auto op = std::make_unique<JoinOp>();
+  op->a = matrix_at(a);
+  op->b = matrix_at(b);
+  op->out = matrix_of_width(out, op->a.width + op->b.width, "join output");
+  op->heads = heads;
+  if (heads < 1 || op->a.width % heads || op->b.width % heads) {
+    throw std::invalid_argument("plan: join: rows that are not whole heads");
+  }
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::quantize_heads(int64_t x, int64_t heads, int64_t out) {
+  auto op = std::make_unique<QuantizeHeadsOp>();
+  op->x = matrix_at(x);
+  op->out = activations_at(out);
+  op->heads = heads;
+  if (heads < 1 || op->x.width % heads || op->out.k > op->x.width / heads ||
+      op->out.rows < heads * plan_->limits().max_tokens) {
+    throw std::invalid_argument("plan: quantize_heads: rows that are not whole heads");
+  }
+  rows().add(std::move(op));
+}
+
 void PlanBuilder::temperature(double scale, int64_t length, int64_t out) {
   auto op = std::make_unique<TemperatureOp>();
   if (length < 1) throw std::invalid_argument("plan: temperature: a length below 1");

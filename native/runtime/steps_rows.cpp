@@ -73,6 +73,22 @@ void ColumnsOp::run(const Execution&, const Worker&, int64_t row) const {
   }
 }
 
+void JoinOp::run(const Execution&, const Worker&, int64_t row) const {
+  const int64_t left = a.width / heads, right = b.width / heads;
+  for (int64_t head = 0; head < heads; ++head) {
+    float* to = out.row(row) + head * (left + right);
+    std::memcpy(to, a.row(row) + head * left, left * sizeof(float));
+    std::memcpy(to + left, b.row(row) + head * right, right * sizeof(float));
+  }
+}
+
+void QuantizeHeadsOp::run(const Execution& e, const Worker&, int64_t row) const {
+  for (int64_t head = 0; head < heads; ++head) {
+    e.kernels->linear->quantize(out.format, x.row(row) + head * (x.width / heads), out.k,
+                                out.row(row * heads + head));
+  }
+}
+
 void TemperatureOp::run(const Execution& e, const Worker&, int64_t row) const {
   const int64_t runs = (int64_t{e.batch->positions[row]} + 1) / length;
   out.row(row)[0] = static_cast<float>(1.0 + scale * std::log1p(static_cast<double>(runs)));

@@ -87,6 +87,21 @@ struct ColumnsOp : RowOp {
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 
+// Of each of `heads` parts, that of a and then that of b.
+struct JoinOp : RowOp {
+  Matrix a, b, out;
+  int64_t heads;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+// Codes of the first out.k columns of each of `heads` parts: row `row * heads + head` of `out`.
+struct QuantizeHeadsOp : RowOp {
+  Matrix x;
+  Activations out;
+  int64_t heads;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
 // 1 + scale * log(1 + floor((position + 1) / length)), in double.
 struct TemperatureOp : RowOp {
   double scale;

@@ -275,6 +275,7 @@ void check_written_ahead(const Isa& isa, const Shape& shape, const std::vector<f
 void sweep(const std::vector<Isa>& isas) {
   std::vector<Shape> shapes;
   for (int32_t head_dim : {16, 32, 48, 64, 80, 96, 128, 256}) shapes.push_back({3, head_dim, 0, 0});
+  shapes.push_back({2, 576, 0, 0});
   for (int32_t group = 1; group <= 8; group++) shapes.push_back({group, 64, 0, 0});
   for (int64_t window : {1, 2, 31, 32, 33, 64, 65, 100}) shapes.push_back({2, 32, window, 0});
   for (int64_t window : {1, 32, 48, 64, 100})

@@ -38,6 +38,7 @@ MODELS = (
     "qwen2_moe",
     "gpt_oss",
     "llama4",
+    "deepseek_v3",
 )
 KV_FORMATS = ("float fp16", "mixed int8", "gemma3_pattern6 int8")  # K and V not in bf16
 LENGTH = 83  # across pages, tiles and chunks

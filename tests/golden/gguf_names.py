@@ -31,6 +31,13 @@ IN_BLOCK = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
     "self_attn.sinks": "attn_sinks",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
     "mlp.gate": "ffn_gate_inp",
     "mlp.experts.gate_proj": "ffn_gate_exps",
     "mlp.experts.up_proj": "ffn_up_exps",
@@ -39,10 +46,14 @@ IN_BLOCK = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 NORMS_IN_BLOCK = {
     "llama": {"post_attention_layernorm": "ffn_norm"},
     "llama4": {"post_attention_layernorm": "ffn_norm"},
+    "deepseek2": {"post_attention_layernorm": "ffn_norm"},
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
     "qwen2moe": {"post_attention_layernorm": "ffn_norm"},
     "qwen3moe": {"post_attention_layernorm": "ffn_norm"},
@@ -88,6 +99,15 @@ def unfused(name: str, value: Floats, architecture: str) -> dict[str, Floats]:
     return {f"{stem}gate_proj.{kind}": gate, f"{stem}up_proj.{kind}": up}
 
 
+def apart(name: str, value: Floats, config: Any) -> dict[str, Floats]:
+    """What makes keys and values of DeepSeek's latent: both by heads, that of keys transposed."""
+    plain, width = config.qk_nope_head_dim, config.qk_nope_head_dim + config.v_head_dim
+    by_head = value.reshape(config.num_attention_heads, width, -1)
+    keys, values = by_head[:, :plain].swapaxes(1, 2), by_head[:, plain:]
+    stem = name.removesuffix("kv_b_proj.weight")
+    return {f"{stem}k_b_proj.weight": keys, f"{stem}v_b_proj.weight": values}
+
+
 def gguf_tensors(model: Any, architecture: str) -> dict[str, Floats]:
     """Every parameter as GGUF stores it: q and k of llama permuted, norms of gemma3 plus one."""
     config, tensors = model.config, {}
@@ -102,10 +122,17 @@ def gguf_tensors(model: Any, architecture: str) -> dict[str, Floats]:
             rounded = permute(
                 rounded, config.num_attention_heads if is_q else config.num_key_value_heads
             )
-        for part, values in unfused(name, rounded, architecture).items():
+        parts = unfused(name, rounded, architecture)
+        if name.endswith("kv_b_proj.weight"):
+            parts = apart(name, rounded, config)
+        for part, values in parts.items():
             if part.endswith("shared_expert_gate.weight"):
                 values = values.reshape(-1)
             tensors[gguf_name(part, architecture)] = np.ascontiguousarray(values)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            layer = name.split(".")[2]
+            tensors[f"blk.{layer}.exp_probs_b.bias"] = buffer.numpy().astype(np.float32)
     return tensors
 
 
@@ -131,6 +158,8 @@ def gguf_metadata(config: Any, architecture: str) -> dict[str, Any]:
         rope = rope["full_attention"]
         values |= _gemma3_metadata(config)
     values["rope.freq_base"] = float(rope["rope_theta"])
+    if architecture == "deepseek2":
+        values |= _deepseek_metadata(config)
     if architecture == "llama4":
         values |= _llama4_metadata(config)
     if rope["rope_type"] == "yarn":
@@ -153,6 +182,28 @@ def _expert_metadata(config: Any) -> dict[str, Any]:
     }
     if getattr(config, "norm_topk_prob", None) is not None:
         values["expert_weights_norm"] = config.norm_topk_prob
+    return values
+
+
+def _deepseek_metadata(config: Any) -> dict[str, Any]:
+    is_v3 = config.model_type == "deepseek_v3"
+    values = {
+        "attention.kv_lora_rank": config.kv_lora_rank,
+        "attention.head_count_kv": 1,
+        "attention.key_length": config.kv_lora_rank + config.qk_rope_head_dim,
+        "attention.value_length": config.kv_lora_rank,
+        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": config.qk_rope_head_dim,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_gating_func": 2 if is_v3 else 1,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "expert_weights_scale": config.routed_scaling_factor,
+    }
+    if config.rope_parameters.get("mscale_all_dim"):
+        growth = 0.1 * config.rope_parameters["mscale_all_dim"]
+        values["rope.scaling.yarn_log_multiplier"] = growth
     return values
 
 

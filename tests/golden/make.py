@@ -123,6 +123,14 @@ def fill(model: Any, seed: int) -> None:
         parameter.data = torch.from_numpy(value)
 
 
+def fill_router_biases(model: Any, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            values = as_float32(0.3 * random.standard_normal(buffer.shape))
+            buffer.copy_(torch.from_numpy(values))
+
+
 def as_float32(values: Doubles) -> Doubles:
     """Doubles that a float32 can hold."""
     return values.astype(np.float32).astype(np.float64)
@@ -131,6 +139,7 @@ def as_float32(values: Doubles) -> Doubles:
 def write_model(name: str, model: Any, architecture: str, seed: int) -> None:
     model.eval()
     fill(model, seed)
+    fill_router_biases(model, seed + 2)
     config: Any = model.config
     token_ids = np.random.default_rng(seed + 1).integers(0, config.vocab_size, PROMPT_TOKENS)
     with torch.no_grad():

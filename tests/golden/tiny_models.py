@@ -21,13 +21,20 @@ TINY_MODELS = (
     "qwen3_moe",  # three of six experts, norms of q and k
     "gpt_oss",  # sinks, every second layer sees 9 tokens, YaRN, experts with biases and limits
     "llama4",  # chunks of 12 tokens, a layer without positions, one expert of four on its input
+    "deepseek_v2",  # latent attention, experts in groups by their best, a dense layer first
+    "deepseek_v3",  # queries through a narrower layer, sigmoids with biases, YaRN that grows logits
     "gemma3_scaled",  # every second layer sees all, linear rope there, soft-capped logits
 )
 
-HF_FORMS = tuple(name for name in TINY_MODELS if name not in ("gpt_oss", "llama4"))
+HF_FORMS = tuple(
+    name for name in TINY_MODELS if name not in ("gpt_oss", "llama4", "deepseek_v2", "deepseek_v3")
+)
 """Whose Hugging Face form is read: those whose experts are stored as single matrices."""
 
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4")
+MIXTURES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4"),
+    *("deepseek_v2", "deepseek_v3"),
+)
 
 
 @dataclass(frozen=True)

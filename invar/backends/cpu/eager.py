@@ -14,7 +14,14 @@ from invar.graph.graph import Graph
 from invar.graph.naming import OperationNames, layer_of
 from invar.graph.passes import separate
 
-PREPARATIONS = ("quantize", "group_experts", "gather", "quantize_experts", "combine")
+PREPARATIONS = (
+    "quantize",
+    "quantize_heads",
+    "group_experts",
+    "gather",
+    "quantize_experts",
+    "combine",
+)
 LAYER_PREFIX = re.compile(r"\bblk\.\d+\.")
 
 
@@ -83,8 +90,8 @@ def time_lines(times: list[OperationTime]) -> list[str]:
 
 
 def phase_name(calls: list[Call], names: OperationNames) -> str:
-    """A phase of an eager plan has one call."""
-    (call,) = calls
+    """A phase of an eager plan is of one operation."""
+    call = calls[0]
     if call.op is None or call.method == "check":
         return call.method
     name = names[call.op]

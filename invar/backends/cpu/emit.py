@@ -12,6 +12,7 @@ from invar import _native
 from invar.backends.cpu.layout import Buffer, SlabLayout
 from invar.backends.cpu.lowered import (
     Call,
+    ColumnsOf,
     FirstFault,
     HeadUse,
     Lowered,
@@ -99,9 +100,9 @@ def emit(
     _number_buffers(plan, lowered.buffers)
     for grouping in lowered.groupings:
         plan.grouping(experts=grouping.experts, used=grouping.used)
-    resolver = _Resolver(source, memory.weights, first_fault)
+    resolver = _Resolver(plan, source, memory.weights, first_fault)
     for call in lowered.calls:
-        resolver.make(plan, call)
+        resolver.make(call)
     plan.finish()
     return plan
 
@@ -124,18 +125,20 @@ class _Resolver:
 
     def __init__(
         self,
+        plan: _native.Plan,
         source: WeightSource,
         weights: _native.Memory,
         first_fault: npt.NDArray[np.int32],
     ) -> None:
+        self.plan = plan
         self.source = source
         self.weights = weights
         self.first_fault = first_fault
         self.vectors: dict[str, npt.NDArray[np.float32]] = {}
 
-    def make(self, plan: _native.Plan, call: Call) -> None:
+    def make(self, call: Call) -> None:
         arguments = {name: self.resolve(value) for name, value in call.arguments.items()}
-        getattr(plan, call.method)(**arguments)
+        getattr(self.plan, call.method)(**arguments)
 
     def resolve(self, argument: Any) -> Any:
         match argument:
@@ -143,6 +146,10 @@ class _Resolver:
                 return argument.number
             case Vector():
                 return self.vector(argument)
+            case ColumnsOf():
+                return self.plan.matrix_columns(
+                    argument.buffer.number, first=argument.first, width=argument.width
+                )
             case Ones():
                 return np.ones(argument.width, np.float32)
             case RawWeight():
@@ -155,6 +162,11 @@ class _Resolver:
                 return self.first_fault
         return argument
 
+    def activations(self, use: SegmentUse) -> int:
+        if use.heads == 1:
+            return use.x.number
+        return self.plan.head_activations(use.x.number, heads=use.heads, head=use.head)
+
     def vector(self, use: Vector | None) -> npt.NDArray[np.float32] | None:
         if use is None:
             return None
@@ -165,7 +177,7 @@ class _Resolver:
     def segment(self, use: SegmentUse) -> _native.Segment:
         return _native.Segment(
             format=use.weight.weight_format,
-            x=use.x.number,
+            x=self.activations(use),
             memory=self.weights,
             offset=use.weight.offset,
             unit_stride=use.weight.unit_stride,

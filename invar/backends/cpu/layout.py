@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from invar import _native
 from invar.graph.graph import CacheGroup
@@ -110,6 +110,12 @@ class PackedWeight:
     @property
     def panels(self) -> int:
         return -(-self.rows // _native.PANEL_COLUMNS)
+
+    def of_stack(self, number: int, count: int) -> PackedWeight:
+        """One of ``count`` matrices of whole units that this weight is made of."""
+        units = self.panels // self.panels_per_unit // count
+        offset = self.offset + number * units * self.unit_stride
+        return replace(self, rows=self.rows // count, offset=offset)
 
 
 @dataclass(frozen=True)

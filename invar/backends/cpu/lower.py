@@ -26,6 +26,7 @@ from invar.backends.cpu.lower_experts import lower_experts, lower_route
 from invar.backends.cpu.lowered import (
     AttentionShape,
     Call,
+    ColumnsOf,
     FirstFault,
     HeadUse,
     Lowered,
@@ -57,6 +58,8 @@ from invar.graph.graph import (
     Experts,
     Gated,
     GraphError,
+    HeadwiseLinear,
+    Join,
     Linear,
     RMSNorm,
     Rope,
@@ -79,8 +82,8 @@ UNITS_PER_THREAD = 8
 columns for K-quants). Below this many units per thread the shares become too uneven."""
 
 
-HEAD_DIM_STEP, LARGEST_HEAD_DIM = 16, 256
-"""Attention works on 16 dimensions at a time and holds 256 (``head_dim`` in kernels.h)."""
+HEAD_DIM_STEP = 16
+"""Attention works on 16 dimensions at a time (``head_dim`` in kernels.h)."""
 
 
 def lower(
@@ -234,6 +237,8 @@ class Lowering:
             Sigmoid: lambda o: self.unary("sigmoid", o),
             ScaleRows: self.scale_rows,
             Columns: lambda o: self.unary("columns", o, heads=o.heads, first=o.first),
+            Join: self.join,
+            HeadwiseLinear: self.headwise_linear,
             Temperature: self.temperature,
             Route: lambda o: lower_route(self, o),
             Experts: lambda o: lower_experts(self, o),
@@ -280,6 +285,10 @@ class Lowering:
 
     def binary(self, method: str, op: Add) -> None:
         self.row(method, a=self.floats(op.a), b=self.floats(op.b), out=self.define(op.out))
+
+    def join(self, op: Join) -> None:
+        a, b = self.floats(op.a), self.floats(op.b)
+        self.row("join", a=a, b=b, heads=op.heads, out=self.define(op.out))
 
     def temperature(self, op: Temperature) -> None:
         self.row("temperature", scale=op.scale, length=op.length, out=self.define(op.out))
@@ -348,6 +357,34 @@ class Lowering:
                 out=self.touch(self.define(out)),
                 bias=vector(segment.bias),
                 residual=self.touch(self.floats(residual)) if residual else None,
+            )
+
+    def headwise_linear(self, op: HeadwiseLinear) -> None:
+        """A part for each head: a share of the weight, of the codes' rows and of the columns."""
+        _, rows, columns = self.source.tensors[op.weight].shape
+        if rows % _native.PANEL_COLUMNS:
+            raise GraphError(
+                f"{op.weight}: the CPU backend wants heads of whole panels of "
+                f"{_native.PANEL_COLUMNS} rows, not of {rows}"
+            )
+        segment = Segment(op.weight)
+        codes = self.buffer(columns, self.act_format(segment), per_row=op.heads)
+        self.row("quantize_heads", x=self.floats(op.x), heads=op.heads, out=codes)
+        (weight,) = self.result.weights.place([self.part(segment)], 1)
+        self.result.tile_columns = max(self.result.tile_columns, _native.PANEL_COLUMNS)
+        self.begin("begin_linear")
+        self.touch(codes)
+        out = self.touch(self.define(op.out))
+        for head in range(op.heads):
+            self.call(
+                "part_store",
+                segment=SegmentUse(
+                    weight.of_stack(head, op.heads), codes, heads=op.heads, head=head
+                ),
+                n=rows,
+                out=ColumnsOf(out, head * rows, rows),
+                bias=None,
+                residual=None,
             )
 
     def gated_linear(self, op: GatedLinear) -> None:
@@ -473,10 +510,10 @@ class Lowering:
 
 
 def refuse_head_size(what: str, head_dim: int) -> None:
-    if head_dim % HEAD_DIM_STEP or head_dim > LARGEST_HEAD_DIM:
+    if head_dim % HEAD_DIM_STEP or head_dim > _native.MAX_HEAD_DIM:
         raise GraphError(
             f"{what}: the CPU backend cannot run heads of {head_dim} dimensions, only of "
-            f"multiples of {HEAD_DIM_STEP} up to {LARGEST_HEAD_DIM}"
+            f"multiples of {HEAD_DIM_STEP} up to {_native.MAX_HEAD_DIM}"
         )
 
 

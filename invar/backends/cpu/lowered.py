@@ -33,10 +33,21 @@ class RawWeight:
 
 
 @dataclass(frozen=True)
+class ColumnsOf:
+    """Some columns of a buffer, whole panels."""
+
+    buffer: Buffer
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
 class SegmentUse:
     weight: PackedWeight
     x: Buffer
     share: float = 1.0  # of the weight, that one row needs: a few experts of many
+    heads: int = 1  # x has a row for every token and head, of which those of one head are meant
+    head: int = 0
 
     @property
     def all_bytes(self) -> int:

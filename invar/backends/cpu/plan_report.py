@@ -9,7 +9,15 @@ from typing import Any
 from invar import _native
 from invar.backends.cpu.layout import Buffer, page_bytes
 from invar.backends.cpu.lower import lower
-from invar.backends.cpu.lowered import Call, HeadUse, Lowered, RawWeight, SegmentUse, Vector
+from invar.backends.cpu.lowered import (
+    Call,
+    ColumnsOf,
+    HeadUse,
+    Lowered,
+    RawWeight,
+    SegmentUse,
+    Vector,
+)
 from invar.graph.fused import FusedGraph
 from invar.graph.graph import CacheGroup, Graph, WeightSource
 from invar.graph.naming import OperationNames, layer_of
@@ -159,6 +167,8 @@ def values_of(call: Call) -> Iterator[object]:
         yield value
         if isinstance(value, SegmentUse):
             yield value.x
+        elif isinstance(value, ColumnsOf):
+            yield value.buffer
         elif isinstance(value, HeadUse):
             yield from (value.bias, value.norm, value.rope_table)
 
