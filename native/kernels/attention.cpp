@@ -55,7 +55,9 @@ static void attend_tile(const AttentionItem& item, const Work<P>& work, int64_t 
   auto page_of = [&](int64_t token) {
     return item.pages.at(item.block_table[token / kPageTokens]) + item.offset_in_page;
   };
-  Tile<P> tile{item, work, start, {nullptr, nullptr}, {}};
+  const int64_t behind_tile = start + kTileTokens;
+  const bool whole = behind_tile <= item.first_position + 1 && first_key(item, high - 1) <= start;
+  Tile<P> tile{item, work, start, whole, {nullptr, nullptr}, {}};
   for (int n = 0; n < 2; n++) {
     const int64_t token = start + n * kPageTokens, next = token + kTileTokens;
     if (token < high && token + kPageTokens > low) tile.page[n] = page_of(token);
@@ -63,7 +65,7 @@ static void attend_tile(const AttentionItem& item, const Work<P>& work, int64_t 
   }
   // Query tokens whose keys [first_key, position] meet the tile: they lie next to each other.
   const int64_t first = larger<int64_t>(0, start - item.first_position);
-  const int64_t behind = item.mask.last_query(start + kTileTokens - 1) - item.first_position;
+  const int64_t behind = item.mask.last_query(behind_tile - 1) - item.first_position;
   const int64_t last = smaller<int64_t>(item.tokens, behind);
   attend(tile, first * item.group, last * item.group);
 }

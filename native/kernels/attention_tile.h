@@ -60,6 +60,7 @@ struct Tile {
   const AttentionItem& item;
   const Work<P>& work;
   int64_t start;  // position of its first token
+  bool whole;     // every row of the item sees all of it
   const uint8_t* page[2];
   const uint8_t* ahead[2];  // pages of the next tile, to be prefetched
 
@@ -134,52 +135,51 @@ INVAR_INLINE void scale_floats(float* x, float factor, int64_t n) {
   for (int64_t i = 0; i < n; i += W) store(x + i, load(x + i) * f);
 }
 
-// A value for each row of a register tile, in whole vectors.
-struct alignas(64) RowValues {
-  float v[16] = {};
-};
-
 // The running maxima of R rows take in those of a tile; bit r: row r has seen something. A row that
 // has not keeps its (m, l, o).
 template <class P, int R>
-INVAR_INLINE unsigned raise_maxima(const Tile<P>& tile, int64_t row, const RowValues& tile_max) {
+INVAR_INLINE unsigned raise_maxima(const Tile<P>& tile, int64_t row, const float (&tile_max)[R]) {
   const int64_t head_dim = tile.item.head_dim;
   State* state = tile.work.split + row;
-  RowValues old_max, new_max, factor;
-  for (int r = 0; r < R; r++) {
-    old_max.v[r] = state[r].max;
-    new_max.v[r] = tile_max.v[r] > state[r].max ? tile_max.v[r] : state[r].max;
-  }
-  for (int r = 0; r < R; r += W)
-    store(factor.v + r, exp2_nonpositive(load(old_max.v + r) - load(new_max.v + r)));
   unsigned live = 0;
   for (int r = 0; r < R; r++) {
-    if (new_max.v[r] == -kInfinity) continue;
-    live |= 1u << r;
-    // Where the maximum stands, the factor is exactly 1: leaving it out changes no bit.
-    if (new_max.v[r] == old_max.v[r]) continue;
-    state[r].max = new_max.v[r];
-    state[r].sum *= factor.v[r];
-    scale_floats(tile.work.split_o + (row + r) * head_dim, factor.v[r], head_dim);
+    // Where the maximum stands the factor is exactly 1: leaving it out changes no bit, and after
+    // the first tiles it nearly always stands.
+    if (tile_max[r] > state[r].max) {
+      const float factor = exp2_one(state[r].max - tile_max[r]);
+      state[r].max = tile_max[r];
+      state[r].sum *= factor;
+      scale_floats(tile.work.split_o + (row + r) * head_dim, factor, head_dim);
+    }
+    if (state[r].max != -kInfinity) live |= 1u << r;
   }
   return live;
 }
 
-// 2^(logit - max) of group g of a tile, and what weighs V: the same, or times the scale of V where
+// Groups of 16 tokens whose probabilities are found together: four vectors keep the float units
+// busy (exp2_nonpositive) and leave registers to its constants.
+constexpr int kSoftGroups = W / 4;
+
+// 2^(logit - max) of N groups from g on, and what weighs V: the same, or times the scale of V where
 // it has one. A token that is not seen has a probability of zero, and whatever scale.
-template <class P>
-INVAR_INLINE Lanes16 probabilities(const Tile<P>& tile, int g, const float* scores, VF max,
-                                   typename P::Operand* weights) {
-  Lanes16 p = load16(scores + g * 16), weight;
-  for (int i = 0; i < Lanes16::N; i++) weight.v[i] = p.v[i] = exp2_nonpositive(p.v[i] - max);
+template <class P, int N>
+INVAR_INLINE void probabilities(const Tile<P>& tile, int g, const float* scores, VF max,
+                                typename P::Operand* weights, Lanes16* sums) {
+  constexpr int V = N * Lanes16::N;
+  scores += g * 16, weights += g * 16;
+  VF p[V];
+  INVAR_UNROLL for (int i = 0; i < V; i++) p[i] = load(scores + i * W) - max;
+  exp2_nonpositive(p);
+  INVAR_UNROLL for (int i = 0; i < V; i++) sums[i / Lanes16::N].v[i % Lanes16::N] = p[i];
   if constexpr (P::kScaled) {
-    const float* scales = P::v_scales(tile.page[g / 2], tile.item.head_dim) + g % 2 * kHalfTokens;
     const VF none = zero();
-    for (int i = 0; i < Lanes16::N; i++)
-      weight.v[i] = select(less(none, p.v[i]), p.v[i] * load(scales + i * W), none);
+    for (int i = 0; i < V; i++) {
+      const int token = g * 16 + i * W;
+      const float* scale = P::v_scales(tile.page[token / kPageTokens], tile.item.head_dim);
+      p[i] = select(less(none, p[i]), p[i] * load(scale + token % kPageTokens), none);
+    }
   }
-  for (int i = 0; i < Lanes16::N; i++) P::write_probability(weights + g * 16 + i * W, weight.v[i]);
-  return p;
+  INVAR_UNROLL for (int i = 0; i < V; i++) P::write_probability(weights + i * W, p[i]);
 }
 
 // Logits -> probabilities of R rows, tokens that a row does not see selected to nothing; bit r of
@@ -188,21 +188,23 @@ INVAR_INLINE Lanes16 probabilities(const Tile<P>& tile, int g, const float* scor
 template <class P, int R>
 INVAR_INLINE unsigned soften(const Tile<P>& tile, int64_t row, const Range (&seen)[R]) {
   const Work<P>& work = tile.work;
-  RowValues tile_max;
+  Lanes16 most[R];  // reduced apart from the loop, so that the trees of all rows overlap
   for (int r = 0; r < R; r++) {
     float* scores = work.scores + r * kTileTokens;
     prepare_scores(tile.item, scores, seen[r]);
     const int first = seen[r].begin / 16, last = (seen[r].end + 15) / 16;
-    Lanes16 most = load16(scores + first * 16);
-    for (int g = first + 1; g < last; g++) most = max(most, load16(scores + g * 16));
-    tile_max.v[r] = max16(most);
+    most[r] = load16(scores + first * 16);
+    for (int g = first + 1; g < last; g++) most[r] = max(most[r], load16(scores + g * 16));
   }
+  float tile_max[R];
+  INVAR_UNROLL for (int r = 0; r < R; r++) tile_max[r] = max16(most[r]);
   if constexpr (P::kScaled) {
     for (int n = 0; n < 2; n++)
       for (int line = 2; line < 4; line++)
         prefetch(tile.ahead[n] + 2 * tile.v_offset() + line * 64);
   }
   const unsigned live = raise_maxima<P, R>(tile, row, tile_max);
+  Lanes16 sums[R];
   for (int r = 0; r < R; r++) {
     const VF m = set1(work.split[row + r].max);
     const float* scores = work.scores + r * kTileTokens;
@@ -210,55 +212,80 @@ INVAR_INLINE unsigned soften(const Tile<P>& tile, int64_t row, const Range (&see
     const int first = seen[r].begin / 16, last = (seen[r].end + 15) / 16;
     Lanes16 p[4];
     if (first == 0 && last == 4) {
-      for (int g = 0; g < 4; g++) p[g] = probabilities(tile, g, scores, m, weights);
+      INVAR_UNROLL for (int g = 0; g < 4; g += kSoftGroups)
+          probabilities<P, kSoftGroups>(tile, g, scores, m, weights, p + g);
     } else {
       for (int g = 0; g < 4; g++) {
         p[g] = set1_16(0.0f);
-        if (first <= g && g < last) p[g] = probabilities(tile, g, scores, m, weights);
+        if (first <= g && g < last) probabilities<P, 1>(tile, g, scores, m, weights, p + g);
       }
     }
-    const float sum = sum16(add(add(p[0], p[1]), add(p[2], p[3])));
+    sums[r] = add(add(p[0], p[1]), add(p[2], p[3]));
+  }
+  INVAR_UNROLL for (int r = 0; r < R; r++) {
+    const float sum = sum16(sums[r]);
     if (live >> r & 1) work.split[row + r].sum += sum;
   }
   return live;
 }
 
-// o[r] += p[r] . V over some tokens, dimensions of G groups from `dim` on.
+// Tokens of a page that are weighed: whole steps, and at either end of them perhaps half a pair.
+struct PageSteps {
+  const uint8_t* v;  // of the first whole step
+  int64_t token;     // of the tile, where that one begins
+  int steps;
+  bool half_before, half_behind;
+};
+// Of a tile: pages [first, last), and V of the pages that the next tile has in their places.
+struct TileSteps {
+  PageSteps pages[2];
+  int first, last;
+  const uint8_t* ahead[2];
+};
+
+template <class P>
+INVAR_INLINE PageSteps page_steps(const Tile<P>& tile, int n, Range tokens) {
+  constexpr int kStep = P::kStep;
+  const int from = larger(tokens.begin, n * kPageTokens);
+  const int to = smaller(tokens.end, (n + 1) * kPageTokens);
+  const int first = (from + kStep - 1) / kStep, last = to / kStep;
+  const int64_t skipped = int64_t(first * kStep - n * kPageTokens) * tile.item.head_dim;
+  const uint8_t* v = tile.page[n] + tile.v_offset() + skipped * P::kElementBytes;
+  return {v, first * kStep, last - first, from % kStep != 0, to % kStep != 0};
+}
+
+// o[r] += p[r] . V over these steps, dimensions of G groups from `dim` on; rows of o lie head_dim
+// apart, those of p kTileTokens.
 template <class P, int R, int G>
-INVAR_NOINLINE void weigh_groups(const Tile<P>& tile, float* const (&o)[R],
-                                 const typename P::Operand* const (&p)[R], int dim, Range tokens) {
-  constexpr int kStep = P::kStep, kPageSteps = kPageTokens / kStep;
+INVAR_NOINLINE void weigh_groups(const TileSteps& tile, int64_t head_dim, float* o,
+                                 const typename P::Operand* p, int64_t dim) {
+  constexpr int kStep = P::kStep;
   constexpr int kGroupBytes = kPageTokens * 16 * P::kElementBytes;  // of 16 dimensions of a page
-  const int64_t head_dim = tile.item.head_dim, v = tile.v_offset();
   const int64_t step_bytes = head_dim * kStep * P::kElementBytes;
+  o += dim;
   Lanes16 acc[R][G];
   INVAR_UNROLL for (int r = 0; r < R; r++) INVAR_UNROLL for (int g = 0; g < G; g++) acc[r][g] =
-      load16(o[r] + dim + g * 16);
-  for (int n = tokens.begin / kPageTokens; n * kPageTokens < tokens.end; n++) {
-    const int from = larger(tokens.begin, n * kPageTokens);
-    const int to = smaller(tokens.end, (n + 1) * kPageTokens);
-    const uint8_t* ahead[G];
+      load16(o + r * head_dim + g * 16);
+  for (int n = tile.first; n < tile.last; n++) {
+    const PageSteps& page = tile.pages[n];
+    const uint8_t *ahead[G], *b[G];
     INVAR_UNROLL for (int g = 0; g < G; g++) {
       // The parts of the next tile's V, in the order of the calls that fetch them.
       const int64_t part = dim / 8 + n * G + g, parts = head_dim / 16;
-      ahead[g] = part < parts ? tile.ahead[0] + v + part * kGroupBytes
-                              : tile.ahead[1] + v + (part - parts) * kGroupBytes;
+      ahead[g] = part < parts ? tile.ahead[0] + part * kGroupBytes
+                              : tile.ahead[1] + (part - parts) * kGroupBytes;
+      b[g] = page.v + (dim + g * 16) * kStep * P::kElementBytes;
     }
-    const int first = (from + kStep - 1) / kStep, last = to / kStep;
-    const uint8_t* b[G];
-    INVAR_UNROLL for (int g = 0; g < G; g++) b[g] = tile.page[n] + v +
-                                                    (first - n * kPageSteps) * step_bytes +
-                                                    (dim + g * 16) * kStep * P::kElementBytes;
     const typename P::Operand* a[R];
-    INVAR_UNROLL for (int r = 0; r < R; r++) a[r] = p[r] + first * kStep;
+    INVAR_UNROLL for (int r = 0; r < R; r++) a[r] = p + r * kTileTokens + page.token;
     if constexpr (kStep == 2)
-      if (from % 2 != 0) dot_half_pair<P, R, G>(acc, a, b, step_bytes, -1, true, ahead);
-    dot_steps<P, R, G>(acc, a, b, step_bytes, last - first, ahead);
+      if (page.half_before) dot_half_pair<P, R, G>(acc, a, b, step_bytes, -1, true, ahead);
+    dot_steps<P, R, G>(acc, a, b, step_bytes, page.steps, ahead);
     if constexpr (kStep == 2)
-      if (to % 2 != 0) dot_half_pair<P, R, G>(acc, a, b, step_bytes, last - first, false, ahead);
+      if (page.half_behind) dot_half_pair<P, R, G>(acc, a, b, step_bytes, page.steps, false, ahead);
   }
   INVAR_UNROLL for (int r = 0; r < R; r++) INVAR_UNROLL for (int g = 0; g < G; g++)
-      store16(o[r] + dim + g * 16, acc[r][g]);
+      store16(o + r * head_dim + g * 16, acc[r][g]);
 }
 
 // R rows that all see these tokens. `row` counts from the start of the item, `slot` from that of
@@ -266,17 +293,18 @@ INVAR_NOINLINE void weigh_groups(const Tile<P>& tile, float* const (&o)[R],
 template <class P, int R>
 INVAR_NOINLINE void weigh_rows(const Tile<P>& tile, int64_t row, int slot, Range tokens) {
   constexpr int G = tile_groups(R);
-  const int head_dim = tile.item.head_dim;
-  float* o[R];
-  const typename P::Operand* p[R];
-  for (int r = 0; r < R; r++) {
-    o[r] = tile.work.split_o + (row + r) * head_dim;
-    p[r] = tile.work.weights + (slot + r) * kTileTokens;
-  }
-  int dim = 0;
-  for (; dim + 16 * G <= head_dim; dim += 16 * G) weigh_groups<P, R, G>(tile, o, p, dim, tokens);
+  const int64_t head_dim = tile.item.head_dim;
+  float* o = tile.work.split_o + row * head_dim;
+  const typename P::Operand* p = tile.work.weights + slot * kTileTokens;
+  TileSteps steps;
+  steps.first = tokens.begin / kPageTokens;
+  steps.last = (tokens.end + kPageTokens - 1) / kPageTokens;
+  for (int n = steps.first; n < steps.last; n++) steps.pages[n] = page_steps(tile, n, tokens);
+  for (int n = 0; n < 2; n++) steps.ahead[n] = tile.ahead[n] + tile.v_offset();
+  int64_t dim = 0;
+  for (; dim + 16 * G <= head_dim; dim += 16 * G) weigh_groups<P, R, G>(steps, head_dim, o, p, dim);
   if constexpr (G > 1)
-    for (; dim < head_dim; dim += 16) weigh_groups<P, R, 1>(tile, o, p, dim, tokens);
+    for (; dim < head_dim; dim += 16) weigh_groups<P, R, 1>(steps, head_dim, o, p, dim);
 }
 
 template <class P>
@@ -327,7 +355,7 @@ INVAR_NOINLINE void attend_rows(const Tile<P>& tile, int64_t row) {
   const int64_t group = tile.item.group;
   Range seen[R], any = {kTileTokens, 0}, shared = kWholeTile;
   for (int64_t r = 0, t = row / group, head = row % group; r < R; r++) {
-    seen[r] = tile.seen(t);
+    seen[r] = tile.whole ? kWholeTile : tile.seen(t);
     any = {smaller(any.begin, seen[r].begin), larger(any.end, seen[r].end)};
     shared = {larger(shared.begin, seen[r].begin), smaller(shared.end, seen[r].end)};
     if (++head == group) t++, head = 0;

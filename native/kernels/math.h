@@ -12,13 +12,12 @@ constexpr float kInfinity = __builtin_inff();
 // smallest relative error of 1 + f q(f) (2.0e-9 in exact arithmetic), rounded to fp32 (1.6e-8). Six
 // terms because five leave 7.5e-8, more than the rounding of the evaluation itself.
 // 2^f by this polynomial in fp32 is within 1.32 * 2^-24 relative (all f in steps of 2^-21).
+constexpr float kExp2[] = {0x1.41fbbcp-13f, 0x1.5f3e54p-10f, 0x1.3b2d4cp-7f,
+                           0x1.c6aee8p-5f,  0x1.ebfbdcp-3f,  0x1.62e430p-1f};
 INVAR_INLINE VF exp2_quotient(VF f) {
-  VF q = set1(0x1.41fbbcp-13f);
-  q = fma(q, f, set1(0x1.5f3e54p-10f));
-  q = fma(q, f, set1(0x1.3b2d4cp-7f));
-  q = fma(q, f, set1(0x1.c6aee8p-5f));
-  q = fma(q, f, set1(0x1.ebfbdcp-3f));
-  return fma(q, f, set1(0x1.62e430p-1f));
+  VF q = set1(kExp2[0]);
+  for (int i = 1; i < 6; i++) q = fma(q, f, set1(kExp2[i]));
+  return q;
 }
 
 // x + 1.5 * 2^23 rounds x to the nearest even integer n, |n| < 2^22, and holds n in its low bits.
@@ -44,16 +43,28 @@ INVAR_INLINE Exponent split_e(VF x) {
   return {fma(x, set1(0x1.4ae0cp-26f), f), power_of(shifted)};
 }
 
-// 2^x for x <= 0 (softmax, sampling): exp2(0) is exactly 1, below 2^-126 exactly 0, NaN stays NaN.
-// Within 1.32 * 2^-24 relative.
-INVAR_INLINE VF exp2_nonpositive(VF x) {
-  Exponent e = split2(x);
-  VF y = fma(exp2_quotient(e.f), e.f, set1(1.0f)) * e.power;
-  return select(less(x, set1(-126.0f)), zero(), y);
+// 2^x of N vectors in place, for x <= 0 (softmax, sampling): exp2(0) is exactly 1, below 2^-126
+// exactly 0, NaN stays NaN. Within 1.32 * 2^-24 relative.
+//
+// All vectors take each step before the next one: one after another their chains of 50 cycles fill
+// the float scheduler (64 places on Zen 3) when it holds three of them, and units stand idle.
+// Results below 2^-126 are denormal and flushed; from -126.5 on `power` is 2^-127, which is 0.
+template <int N>
+INVAR_INLINE void exp2_nonpositive(VF (&x)[N]) {
+  Exponent e[N];
+  VF y[N];
+  INVAR_UNROLL for (int i = 0; i < N; i++) e[i] = split2(max(set1(-127.0f), x[i]));
+  INVAR_UNROLL for (int i = 0; i < N; i++) y[i] = set1(kExp2[0]);
+  INVAR_UNROLL for (int n = 1; n < 6; n++) INVAR_UNROLL for (int i = 0; i < N; i++) y[i] =
+      fma(y[i], e[i].f, set1(kExp2[n]));
+  INVAR_UNROLL for (int i = 0; i < N; i++) y[i] = fma(y[i], e[i].f, set1(1.0f));
+  INVAR_UNROLL for (int i = 0; i < N; i++) x[i] = y[i] * e[i].power;
 }
-
-// 2^x for every x; from 127.5 on it is infinity (2^n overflows one step early).
-INVAR_INLINE VF exp2(VF x) { return exp2_nonpositive(min(set1(128.0f), x)); }
+INVAR_INLINE VF exp2_nonpositive(VF x) {
+  VF y[1] = {x};
+  exp2_nonpositive(y);
+  return y[0];
+}
 
 // e^x for x <= 0, within 1.5 * 2^-24 relative; 0 below 2^-126 = e^-87.33654.
 INVAR_INLINE VF exp_nonpositive(VF x) {
