@@ -46,9 +46,6 @@ IN_BLOCK = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp",
-    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 NORMS_IN_BLOCK = {
     "llama": {"post_attention_layernorm": "ffn_norm"},
@@ -71,6 +68,7 @@ def gguf_name(name: str, architecture: str) -> str:
     if module in TOP_LEVEL:
         return f"{TOP_LEVEL[module]}.{kind}"
     _, _, layer, part = module.split(".", 3)
+    part = part.replace("shared_experts.", "shared_expert.")  # as DeepSeek calls it
     return f"blk.{layer}.{(IN_BLOCK | NORMS_IN_BLOCK[architecture])[part]}.{kind}"
 
 

@@ -131,14 +131,14 @@ def test_rotated_dimensions_are_pairs_of_a_head(architecture: str, value: int) -
         build(changed(architecture, rope__dimension_count=value))
 
 
-@pytest.mark.parametrize("size", [24, 272])
+@pytest.mark.parametrize("size", [24, 592])
 def test_the_backend_names_the_weights_of_head_sizes_it_lacks(size: int) -> None:
     source = changed("llama", attention__key_length=size, attention__value_length=size)
     for layer in range(2):
         for name, rows in (("attn_q", 4 * size), ("attn_k", 2 * size), ("attn_v", 2 * size)):
             source.put(f"blk.{layer}.{name}.weight", np.zeros((rows, 64), np.float32))
         source.put(f"blk.{layer}.attn_output.weight", np.zeros((64, 4 * size), np.float32))
-    expected = rf"blk\.0\.attn_k\.weight: .* heads of {size} dimensions, only .* 16 up to 256"
+    expected = rf"blk\.0\.attn_k\.weight: .* heads of {size} dimensions, only .* 16 up to 576"
     with pytest.raises(GraphError, match=expected):
         lower(optimise(build(source)), source, 16, 1)
 
