@@ -14,6 +14,10 @@ class Exact(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Nothing but its fields; one that may be missing is UNSET."""
 
 
+class Tagged(Exact, tag_field="type"):
+    """One of several kinds, told by its type."""
+
+
 class CachedTokens(Exact):
     cached_tokens: int
 
@@ -113,10 +117,20 @@ class Completion(Exact):
     usage: Usage
 
 
-class TextBlock(Exact):
-    type: Literal["text"]
+class TextBlock(Tagged, tag="text"):
     text: str
     citations: None
+
+
+class ThinkingBlock(Tagged, tag="thinking"):
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Tagged, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
 
 
 class MessageUsage(Exact):
@@ -131,8 +145,10 @@ class AnthropicMessage(Exact):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"]
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ]
     stop_sequence: str | None
     usage: MessageUsage
     system_fingerprint: str
@@ -149,8 +165,27 @@ class OutputText(Exact):
     logprobs: list[TokenLogprob]
 
 
-class OutputMessage(Exact):
-    type: Literal["message"]
+class ReasoningText(Exact):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(Tagged, tag="reasoning"):
+    id: str
+    status: Literal["completed", "incomplete"]
+    summary: list[None]
+    content: list[ReasoningText]
+
+
+class FunctionCallItem(Tagged, tag="function_call"):
+    id: str
+    status: Literal["completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputMessage(Tagged, tag="message"):
     id: str
     status: Literal["completed", "incomplete"]
     role: Literal["assistant"]
@@ -197,7 +232,7 @@ class Response(Exact):
     max_tool_calls: None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | ReasoningItem | FunctionCallItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: ResponseReasoning

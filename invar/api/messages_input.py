@@ -14,7 +14,8 @@ from invar.api.body import FieldCounts, needed, parse_fields
 from invar.api.errors import ApiError, bad_request
 from invar.api.fields import ChatFields, Message
 from invar.api.limits import Limits, check_items
-from invar.api.refusals import NO_TOOLS, FieldRules, Refusal, cannot
+from invar.api.refusals import FieldRules, Refusal, cannot
+from invar.api.tools import Function, Tool
 
 # A line with a hash of its own in every request of Claude Code, at the front of the system prompt:
 # no two requests would share a prefix (vLLM drops it too).
@@ -51,6 +52,15 @@ class Thinking(msgspec.Struct, kw_only=True):
 class ToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ToolOfAnthropic(msgspec.Struct, kw_only=True):
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class CountFields(msgspec.Struct, kw_only=True):
@@ -60,7 +70,7 @@ class CountFields(msgspec.Struct, kw_only=True):
     messages: list[MessageOfAnthropic]
     system: str | list[Block] | None = None
     thinking: Thinking | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[ToolOfAnthropic] | None = None
     tool_choice: ToolChoice | None = None
 
 
@@ -100,7 +110,7 @@ def check_rules(fields: Mapping[str, Any]) -> None:
 
 RULES = FieldRules(
     {
-        "mcp_servers": Refusal(NO_TOOLS, ([],)),
+        "mcp_servers": Refusal("this server calls no other servers", ([],)),
         "container": Refusal("this server runs no code"),
     },
     frozenset(
@@ -130,28 +140,56 @@ def parse_messages(
     lists = [m.content for m in fields.messages if isinstance(m.content, list)]
     inner = [len(b.content) for blocks in lists for b in blocks if isinstance(b.content, list)]
     check_items("messages", sum(map(len, lists)) + sum(inner), limits.messages)
-    check_tools(fields, counts)
-    if fields.thinking is not None and fields.thinking.type != "disabled":
-        counts.take_idle(["thinking"])
+    if fields.thinking is not None and fields.thinking.budget_tokens is not None:
+        counts.take_idle(["thinking.budget_tokens"])
     messages = [part for part in [system_message(fields.system)] if part is not None]
     for index, message in enumerate(fields.messages):
         messages += converted(message, f"messages[{index}]")
     return fields, messages
 
 
-def check_tools(fields: CountFields, counts: FieldCounts) -> None:
-    """A model that may call tools may also answer in words, as this server's does. One that must
-    call them cannot be had yet."""
-    choice = fields.tool_choice
-    if choice is not None and choice.type in ("any", "tool"):
-        raise cannot("tool_choice", NO_TOOLS)
-    if fields.tools and (choice is None or choice.type != "none"):
-        counts.take_idle(["tools"])
+def chat_tools(fields: CountFields, counts: FieldCounts) -> dict[str, Any]:
+    """Tools and their choice in the words of chat. Those that Anthropic runs itself are left out,
+    since the model may answer without them."""
+    tools = []
+    for index, tool in enumerate(fields.tools or ()):
+        if tool.type not in (None, "custom"):
+            counts.take_idle([f"tools.{tool.type}"])
+            continue
+        needed_schema = tool.input_schema
+        if needed_schema is None:
+            raise bad_request(
+                f"tools[{index}]: a tool needs input_schema.", f"tools[{index}].input_schema"
+            )
+        function = Function(
+            name=tool.name,
+            description=tool.description,
+            parameters=needed_schema,
+            strict=tool.strict,
+        )
+        tools.append(Tool(type="function", function=function))
+    choice: str | dict[str, str] | None = None
+    given = fields.tool_choice
+    if given is not None:
+        choice = {"any": "required"}.get(given.type, given.type)
+        if given.type == "tool":
+            if given.name is None:
+                raise bad_request("tool_choice: type tool needs name.", "tool_choice.name")
+            choice = {"type": "function", "name": given.name}
+    parallel = None if given is None else not given.disable_parallel_tool_use
+    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
 
 
-def chat_fields(fields: CountFields, messages: list[dict[str, Any]]) -> ChatFields:
+def chat_fields(
+    fields: CountFields, messages: list[dict[str, Any]], counts: FieldCounts
+) -> ChatFields:
     """The call in the words that all dialects come to."""
+    thinking = fields.thinking
     common: dict[str, Any] = {
+        **chat_tools(fields, counts),
+        "chat_template_kwargs": None
+        if thinking is None
+        else {"enable_thinking": thinking.type != "disabled"},
         "model": fields.model,
         "messages": msgspec.convert(messages, list[Message]),
         "continue_final_message": continues(messages) or None,

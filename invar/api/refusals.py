@@ -110,6 +110,4 @@ def cannot(name: str, reason: str) -> ApiError:
     return bad_request(f"{name} cannot be honoured: {reason}.", name, "unsupported_parameter")
 
 
-NO_TOOLS = "calls of tools come with a later version of this server"
-
 OPENAI = FieldRules(REFUSALS, WITHOUT_EFFECT, frozenset(), lambda fields: None)

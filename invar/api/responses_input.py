@@ -14,7 +14,8 @@ from invar.api.body import FieldCounts, needed, parse_fields
 from invar.api.errors import bad_request
 from invar.api.fields import ChatFields, Message, StreamOptions
 from invar.api.limits import Limits, check_items
-from invar.api.refusals import NO_TOOLS, FieldRules, Refusal, cannot
+from invar.api.refusals import FieldRules, Refusal
+from invar.api.tools import Function, Tool
 
 LOGPROBS = "message.output_text.logprobs"
 # Of kinds of output that no answer here has.
@@ -104,14 +105,6 @@ class ResponsesFields(InputFields, kw_only=True):
 Fields = TypeVar("Fields", bound=InputFields)
 
 
-def check_rules(fields: Mapping[str, Any]) -> None:
-    choice = fields.get("tool_choice")
-    if isinstance(choice, Mapping):
-        choice = choice.get("mode") if choice.get("type") == "allowed_tools" else choice
-    if choice not in (None, "none", "auto"):
-        raise cannot("tool_choice", NO_TOOLS)
-
-
 RULES = FieldRules(
     {
         "prompt": Refusal("this server keeps no prompts; send instructions and input"),
@@ -134,7 +127,7 @@ RULES = FieldRules(
         }
     ),
     frozenset(),
-    check_rules,
+    lambda fields: None,
 )
 
 
@@ -147,8 +140,9 @@ def parse_input(
         lists = [parts for item in fields.input for parts in (item.content, item.output)]
         parts = sum(len(parts) for parts in lists if isinstance(parts, list))
         check_items("input", parts, limits.messages)
-    if fields.tools and fields.tool_choice != "none":
-        counts.take_idle(["tools"])  # a model that may call them may also answer in words
+    # Tools that OpenAI runs itself are left out, since the model may answer without them.
+    others = {str(tool.get("type"))[:40] for tool in fields.tools or ()} - {"function"}
+    counts.take_idle([f"tools.{name}" for name in sorted(others)])
     if fields.text is not None and fields.text.verbosity is not None:
         counts.take_idle(["text.verbosity"])
     if fields.reasoning is not None and fields.reasoning.summary is not None:
@@ -240,6 +234,20 @@ def joined(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
+def chat_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Functions in the words of chat. Raises a 400."""
+    found = []
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            continue
+        try:
+            function = msgspec.convert(tool, Function)
+        except msgspec.ValidationError as error:
+            raise bad_request(f"tools[{index}]: {error}.", f"tools[{index}]") from None
+        found.append(Tool(type="function", function=function))
+    return found
+
+
 def chat_fields(fields: InputFields, messages: list[dict[str, Any]]) -> ChatFields:
     """The call in the words that all dialects come to."""
     common: dict[str, Any] = {
@@ -247,11 +255,12 @@ def chat_fields(fields: InputFields, messages: list[dict[str, Any]]) -> ChatFiel
         "messages": msgspec.convert(messages, list[Message]),
         "reasoning_effort": fields.reasoning.effort if fields.reasoning is not None else None,
         "response_format": fields.text.format if fields.text is not None else None,
+        "tools": chat_tools(fields.tools or []),
     }
     same = ChatFields.__struct_fields__
     common |= {
         name: getattr(fields, name)
         for name in fields.__struct_fields__
-        if name in same and name not in (*common, "top_logprobs", "tools", "tool_choice")
+        if name in same and name not in (*common, "top_logprobs", "tools")
     }
     return ChatFields(**common)

@@ -71,7 +71,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/responses": [
         {"input": "Hi"}, {"input": HI, "max_output_tokens": 2, "top_logprobs": 2,
                           "background": True, "metadata": {"a": "b"}, "temperature": 1,
-                          "reasoning": {"effort": "low"}, "tools": [{"type": "function"}]}],
+                          "reasoning": {"effort": "low"}, "tools": [{"type": "web_search"}]}],
     "/v1/responses/input_tokens": [{"input": "Hi"}],
     "/tokenize": [{"prompt": "Hi", "return_token_strs": True}, {"messages": HI}],
     "/detokenize": [{"tokens": [3, 4]}],

@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from .scripted import RunningServer, endless, failing, running, typed_events
+from .scripted import RunningServer, endless, failing, running, says, typed_events
 
 
 def send(server: RunningServer, **fields: Any) -> httpx.Response:
@@ -148,7 +148,12 @@ CODEX: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_all_that_codex_sends(hello: RunningServer) -> None:
+def test_all_that_codex_sends() -> None:
+    with running(says("Hello", " world", "!"), max_model_len=4096) as server:
+        turns_of_codex(server)
+
+
+def turns_of_codex(hello: RunningServer) -> None:
     frames = streamed(hello.http.post("/v1/responses", json=CODEX))
     assert frames[-1]["type"] == "response.completed"
     assert frames[-1]["response"]["store"] is False
@@ -172,13 +177,20 @@ def test_all_that_codex_sends(hello: RunningServer) -> None:
         {"role": "system", "content": "Hello"},
         {"role": "developer", "content": "one"},
         {"role": "user", "content": "two"},
-        {"role": "assistant", "content": "END"},
+        {"role": "assistant", "content": "END", "tool_calls": [called("shell", {})]},
         {"role": "tool", "content": "three"},
-        {"role": "assistant", "content": ""},
+        {"role": "assistant", "tool_calls": [called("apply_patch", {"input": "x"})]},
         {"role": "tool", "content": "tool"},
         {"role": "user", "content": "Q9"},
     ]
-    assert hello.engine.seen[-1].prompt_token_ids.tolist() == hello.chat_ids(chat)
+    described = {name: value for name, value in FUNCTION.items() if name not in ("type", "strict")}
+    body = {"messages": chat, "tools": [{"type": "function", "function": described}]}
+    expected = hello.http.post("/tokenize", json=body).json()["tokens"]
+    assert hello.engine.seen[-1].prompt_token_ids.tolist() == expected
+
+
+def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def test_parameters_reach_the_engine(hello: RunningServer) -> None:
