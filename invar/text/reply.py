@@ -222,10 +222,12 @@ class Reply:
         prompt_end: str = "",
         continued: str = "",
         seed: str = "",
+        parallel: bool = True,
     ) -> None:
         """``form`` None: all is content. ``tools``: name → schema of its arguments; None: no calls
         are looked for. ``prompt_end``: the last of the prompt, a line or more. ``continued``: a
-        message that the reply goes on with. ``seed``: what ids of calls are made of."""
+        message that the reply goes on with. ``seed``: what ids of calls are made of.
+        ``parallel`` False: of several calls the first alone is told."""
         self.scanner = Scanner()
         self.continued = continued
         self.takes_calls = tools is not None
@@ -234,6 +236,7 @@ class Reply:
         self.cut = False
         self.id_length = 0
         self._seed = seed
+        self._parallel = parallel
         self._events: list[Event] = []
         self._calls = 0
         self.complete_calls = 0
@@ -316,15 +319,21 @@ class Reply:
         self.scanner.release()
         self._blank = ""
         index, self._calls = self._calls, self._calls + 1
-        self._events.append(CallStart(index, call_id or self._new_id(index), name))
+        if self._tells(index):
+            self._events.append(CallStart(index, call_id or self._new_id(index), name))
         return index
 
     def say_arguments(self, index: int, text: str) -> None:
-        self._events.append(CallArguments(index, text))
+        if self._tells(index):
+            self._events.append(CallArguments(index, text))
 
     def end_call(self, index: int) -> None:
-        self.complete_calls += 1
-        self._events.append(CallEnd(index))
+        if self._tells(index):
+            self.complete_calls += 1
+            self._events.append(CallEnd(index))
+
+    def _tells(self, index: int) -> bool:
+        return self._parallel or index == 0
 
     def _new_id(self, index: int) -> str:
         digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()

@@ -283,3 +283,21 @@ def test_a_template_without_tools(server: RunningServer) -> None:
             "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrain\n</tool_response>"
         )
         assert f"<|im_start|>user\n{results}<|im_end|>" in prompt()
+
+
+def test_without_parallel_calls_the_first_alone_is_told(server: RunningServer) -> None:
+    says(server, TWO)
+    told = message(server, parallel_tool_calls=False)
+    assert functions(told["tool_calls"]) == [PARIS]
+    assert told["finish_reason"] == "tool_calls"
+    streamed = joined(chunks(server, parallel_tool_calls=False))
+    assert functions(streamed["calls"]) == [PARIS]
+    assert streamed["finish_reason"] == "tool_calls"
+
+
+def test_strict_arguments_are_refused_as_long_as_nothing_holds_them(server: RunningServer) -> None:
+    tool = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
+    answer = server.chat(tools=[tool])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "unsupported_parameter"
+    assert answer.json()["error"]["param"] == "tools"
