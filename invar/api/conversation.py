@@ -48,7 +48,7 @@ async def start_conversation(
     if prompt.tools.must_call:
         raise cannot("tool_choice", "calls that must be made come with a later version")
     if prompt.tools.strict:
-        raise cannot("tools", "arguments that are held to a schema (strict) come with a later version")
+        raise cannot("tools", "arguments held to a schema (strict) come with a later version")
     form = reply_format(server, fields, prompt.tools)
     shown = server.model.replies.shown_ids if form and server.model.replies else frozenset()
     tenant = tenant_of(server, request, fields)

@@ -16,7 +16,6 @@ from invar.api.protocol import Connection
 from invar.api.streams import TextFrames
 from invar.api.streams import events as encoded
 from invar.engine.request import EngineRequest
-from invar.serving.choice import ChoiceDelta
 
 from .scripted import RunningServer, Script, Step, endless, events, running, says, token
 from .test_disconnects import wait_for
@@ -295,10 +294,10 @@ def slowly(*pieces: str | bytes) -> Script:
 def test_a_fault_outside_the_task_ends_its_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     content = ChatFrames._content
 
-    def faulty(frames: ChatFrames, delta: ChoiceDelta) -> bytes:
-        if "zz" in delta.text:
+    def faulty(frames: ChatFrames, index: int, text: str) -> bytes:
+        if "zz" in text:
             raise RuntimeError("a fault in the frames")
-        return content(frames, delta)
+        return content(frames, index, text)
 
     monkeypatch.setattr(ChatFrames, "_content", faulty)
     with running(slowly("Hello", "zz", "!")) as server:

@@ -150,8 +150,10 @@ def test_responses_with_other_tools(server: RunningServer) -> None:
     server.engine.script = writes(TEXT)
     call: Any = {"model": "scripted", "input": "Weather?"}
     others: Any = [*FUNCTIONS, {"type": "web_search"}, {"type": "custom", "name": "patch"}]
-    answer = server.client.responses.create(**call, tools=others, parallel_tool_calls=False)
+    answer = server.client.responses.create(**call, tools=others)
     assert len(answer.output) == 4
+    alone = server.client.responses.create(**call, tools=others, parallel_tool_calls=False)
+    assert [one.type for one in alone.output] == [one.type for one in answer.output[:3]]
     assert "patch" not in prompt(server)
     cut = server.client.responses.create(**call, tools=FUNCTIONS, max_output_tokens=60)
     assert (cut.status, cut.output[-1].status) == ("incomplete", "incomplete")

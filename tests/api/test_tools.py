@@ -288,10 +288,10 @@ def test_a_template_without_tools(server: RunningServer) -> None:
 def test_without_parallel_calls_the_first_alone_is_told(server: RunningServer) -> None:
     says(server, TWO)
     told = message(server, parallel_tool_calls=False)
-    assert functions(told["tool_calls"]) == [PARIS]
+    assert functions(told["tool_calls"]) == [("weather", PARIS)]
     assert told["finish_reason"] == "tool_calls"
     streamed = joined(chunks(server, parallel_tool_calls=False))
-    assert functions(streamed["calls"]) == [PARIS]
+    assert functions(streamed["calls"]) == [("weather", PARIS)]
     assert streamed["finish_reason"] == "tool_calls"
 
 
