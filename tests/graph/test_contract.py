@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from golden.tiny_models import MIXTURES, TINY_MODELS, load_golden, model_path
 from models.memory_source import MemorySource
-from models.quantized import KERNEL_FORMATS, mixed_formats, one_format
+from models.quantized import KERNEL_FORMATS, OTHER_FORMATS, mixed_formats, one_format
 
 from invar.graph import contract
 from invar.graph.contract import ActivationFormat
@@ -75,7 +75,7 @@ def test_a_code_halfway_goes_to_even() -> None:
 
 
 def test_the_weight_decides_the_form_of_the_activation() -> None:
-    assert contract.ACTIVATION_FORMATS.keys() == set(KERNEL_FORMATS)
+    assert contract.ACTIVATION_FORMATS.keys() == {*KERNEL_FORMATS, *OTHER_FORMATS}
     x = np.random.default_rng(3).standard_normal((2, 512)).astype(np.float32)
     by_type = {form: contract.round_activation(x, form) for form in KERNEL_FORMATS}
     np.testing.assert_array_equal(by_type[QuantType.F16], x)
@@ -237,7 +237,8 @@ def source_of(what: str) -> MemorySource:
 
 
 @pytest.mark.parametrize(
-    "what", ["mixed llama", "mixed gemma3", *(form.name for form in KERNEL_FORMATS)]
+    "what",
+    ["mixed llama", "mixed gemma3", *(form.name for form in (*KERNEL_FORMATS, *OTHER_FORMATS))],
 )
 def test_contract_is_close_to_exact_in_every_format(what: str) -> None:
     source = source_of(what)
@@ -247,6 +248,7 @@ def test_contract_is_close_to_exact_in_every_format(what: str) -> None:
     coded = "mixed" in what or contract.ACTIVATION_FORMATS[QuantType[what]] in (
         ActivationFormat.Q8_32,
         ActivationFormat.Q8_256,
+        ActivationFormat.Q8_ROW,
     )
     assert 1e-5 < error < (CODE_TOLERANCE if coded else BF16_TOLERANCE)
     for wrong in (0 * rounded, 2 * rounded, np.roll(rounded, 1, axis=1), np.roll(rounded, 1, 0)):

@@ -41,6 +41,9 @@ KERNEL_FORMATS = (
     QuantType.F32,
 )
 
+# Those that no GGUF file has: of checkpoints, or made at load.
+OTHER_FORMATS = (QuantType.INT4_ZP, QuantType.INT8_ZP, QuantType.INT8, QuantType.FP8)
+
 
 def mixed_formats(architecture: str = "llama", layers: int = LAYERS) -> MemorySource:
     """All formats in turn over the matrices: q, k and v of a layer are never the same."""
