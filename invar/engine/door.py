@@ -137,8 +137,8 @@ class Door:
         fewest = ready.grammar.fewest_tokens(max_tokens)
         if fewest > max_tokens:
             raise ValueError(
-                f"max_tokens: {max_tokens} tokens hold no answer of the form that "
-                f"structured_outputs asks for; the shortest one found has {fewest}"
+                f"max_tokens: {max_tokens} tokens hold no answer of the form that is "
+                f"asked for; the shortest one found has {fewest}"
             )
 
     def score(

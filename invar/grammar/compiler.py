@@ -137,8 +137,10 @@ def _raise_error(matcher: Any) -> None:
         return
     reason = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
     if "failed to compile JSON schema" in reason:
-        reason = reason.split("\n")[0]  # the lines that follow show the whole schema
-        reason = reason[reason.index("failed to compile JSON schema") :]
+        # The lines that follow show the whole schema, but for one that may name what is wrong.
+        first, *rest = reason[reason.index("failed to compile JSON schema") :].split("\n")
+        named = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
+        reason = " ".join([first, *named[:1]])
     if reason.startswith("NoExtension"):
         reason = "no text fits it"
     raise GrammarError(reason if len(reason) <= REASON_CHARACTERS else f"{reason[:400]}…")

@@ -183,3 +183,10 @@ def test_too_few_tokens_name_the_least(real: RealServer) -> None:
     assert body["choices"][0]["finish_reason"] == "length"
     cut = chat(real, structured_outputs={"json": SCHEMA, "complete_at_limit": False}, max_tokens=4)
     assert cut["choices"][0]["finish_reason"] == "length"
+
+
+def test_what_is_wrong_with_a_pattern_is_said(real: RealServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=a)b"}}}
+    error = refusal(real, structured_outputs={"json": schema})
+    assert "look-around" in error["message"]
+    assert "(?<=a)b" not in error["message"]
