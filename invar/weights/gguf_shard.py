@@ -8,12 +8,8 @@ Layout: https://github.com/ggerganov/ggml/blob/9c2adc4962a3a5d259f10db2171e0df5c
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import mmap
-import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from invar.weights.gguf_values import (
     read_kind,
     scan_value,
 )
+from invar.weights.mapped_file import MappedFile
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -83,69 +80,26 @@ class Location:
     start: int
 
 
-@dataclass
-class Shard:
-    path: Path
-    buffer: mmap.mmap
-    version: int
-    entries: dict[str, Entry]
-    tensors: dict[str, Location]
-    closed: bool = False
+class Shard(MappedFile):
+    """One file. Opening reads its header; raises `GGUFError`, and nothing stays open then."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, GGUFError)
+        try:
+            cursor = Cursor(self.buffer, path.name)
+            self.version, tensor_count, key_count = read_preamble(cursor)
+            self.entries: dict[str, Entry] = read_keys(cursor, key_count)
+            alignment = read_alignment(cursor, self.entries)
+            self.tensors: dict[str, Location] = read_tensors(cursor, tensor_count, alignment)
+            check_overlaps(cursor, self.tensors)
+            check_not_glued(cursor, self.tensors, alignment)
+        except BaseException:
+            self.close()
+            raise
 
     def value(self, key: str) -> Any:
         self.require_open(f"key {key}")
         return decode_value(self.buffer, self.entries[key], self.path.name, key)
-
-    def require_open(self, what: str) -> None:
-        if self.closed:
-            raise GGUFError(f"{self.path.name}: {what}: the file is closed; open it again")
-
-    def drop_from_page_cache(self) -> None:
-        """Gives the file's pages back to the system; what is read later comes from the disk."""
-        self.buffer.madvise(mmap.MADV_DONTNEED)  # pages that are mapped would stay
-        file = os.open(self.path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(file)
-
-    def close(self) -> None:
-        self.closed = True
-        # With BufferError, arrays still look into the mapping; it goes when the last of them does.
-        with contextlib.suppress(BufferError):
-            self.buffer.close()
-
-
-def open_shard(path: Path) -> Shard:
-    """Map one file and read its header. Raises `GGUFError`; nothing stays open then."""
-    buffer = map_file(path)
-    try:
-        cursor = Cursor(buffer, path.name)
-        version, tensor_count, key_count = read_preamble(cursor)
-        entries = read_keys(cursor, key_count)
-        alignment = read_alignment(cursor, entries)
-        tensors = read_tensors(cursor, tensor_count, alignment)
-        check_overlaps(cursor, tensors)
-        check_not_glued(cursor, tensors, alignment)
-    except BaseException:
-        buffer.close()
-        raise
-    return Shard(path, buffer, version, entries, tensors)
-
-
-def map_file(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise GGUFError(f"{path.name}: {path} is not a regular file")
-            if status.st_size == 0:
-                raise GGUFError(f"{path.name}: the file is empty; download it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise GGUFError(f"{path.name}: there is no file {path}") from None
-    except OSError as error:
-        raise GGUFError(f"{path.name}: {path} cannot be read: {error.strerror or error}") from None
 
 
 def read_preamble(cursor: Cursor) -> tuple[int, int, int]:

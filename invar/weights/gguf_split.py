@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from invar.weights.gguf_shard import Shard, open_shard
+from invar.weights.gguf_shard import Shard
 from invar.weights.gguf_values import INTEGER_KINDS, GGUFError
 
 SPLIT_NUMBER = "split.no"
@@ -36,7 +36,7 @@ def shard_paths(path: Path) -> list[Path] | None:
 
 def open_shards(path: Path) -> list[Shard]:
     """The file, or all shards of the model that it is a shard of, the first one first."""
-    named = open_shard(path)
+    named = Shard(path)
     opened = [named]
     try:
         count = split_value(named, SPLIT_COUNT, default=1)
@@ -59,7 +59,7 @@ def open_shards(path: Path) -> list[Shard]:
             if shard_path == path:
                 shards.append(named)
                 continue
-            shards.append(open_shard(shard_path))
+            shards.append(Shard(shard_path))
             opened.append(shards[-1])
         check_together(shards)
         return shards

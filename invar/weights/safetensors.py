@@ -6,12 +6,9 @@ A reader of our own, since the library's gives numpy no bf16 and its arrays are 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import mmap
-import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from invar.weights.mapped_file import MappedFile
 
 LENGTH_BYTES = 8  # little-endian, before the header
 LONGEST_HEADER_BYTES = 100_000_000  # the reference's own limit
@@ -59,61 +58,25 @@ class StoredTensor:
     nbytes: int
 
 
-class SafetensorsFile:
+class SafetensorsFile(MappedFile):
     """One file. Opening checks the whole header and touches no weights."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.buffer = _map(path)
-        self.closed = False
+        super().__init__(path, SafetensorsError)
         try:
             self.tensors: Mapping[str, StoredTensor] = _read_header(self.buffer, path.name)
         except BaseException:
-            self.buffer.close()
+            self.close()
             raise
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """Bytes of a tensor as stored: a flat read-only view, aligned to its elements."""
         tensor = self.tensors[name]
-        if self.closed:
-            raise SafetensorsError(f"{self.path.name}: tensor {name}: the file is closed")
+        self.require_open(f"tensor {name}")
         view = np.frombuffer(self.buffer, np.uint8, tensor.nbytes, tensor.start)
         # Writers pad the header so that tensors are aligned; nothing obliges them to.
-        return view if tensor.start % 8 == 0 or BITS[tensor.dtype] <= 8 else _aligned(view, tensor)
-
-    def drop_from_page_cache(self) -> None:
-        """Gives the file's pages back to the system; what is read later comes from the disk."""
-        self.buffer.madvise(mmap.MADV_DONTNEED)
-        file = os.open(self.path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(file)
-
-    def close(self) -> None:
-        self.closed = True
-        # With BufferError, arrays still look into the mapping; it goes when the last of them does.
-        with contextlib.suppress(BufferError):
-            self.buffer.close()
-
-
-def _aligned(view: npt.NDArray[np.uint8], tensor: StoredTensor) -> npt.NDArray[np.uint8]:
-    return view if tensor.start % (BITS[tensor.dtype] // 8) == 0 else view.copy()
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise SafetensorsError(f"{path.name}: {path} is not a regular file")
-            if status.st_size == 0:
-                raise SafetensorsError(f"{path.name}: the file is empty; download it again")
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise SafetensorsError(f"{path.name}: there is no file {path}") from None
-    except OSError as error:
-        raise SafetensorsError(f"{path.name}: {path} cannot be read: {error.strerror}") from None
+        element_bytes = max(1, BITS[tensor.dtype] // 8)
+        return view if tensor.start % element_bytes == 0 else view.copy()
 
 
 def _read_header(buffer: mmap.mmap, file: str) -> dict[str, StoredTensor]:
