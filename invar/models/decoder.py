@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from invar.graph.graph import CacheGroup, GraphBuilder, Rope, RopeStyle, Value
 from invar.models.blocks import (
@@ -31,10 +33,18 @@ class DecoderConfig:
     rope: Rope
 
     @classmethod
-    def read(cls, source: ModelSource, keys: ArchitectureKeys, style: RopeStyle) -> DecoderConfig:
+    def read(
+        cls,
+        source: ModelSource,
+        keys: ArchitectureKeys,
+        style: RopeStyle,
+        yarn: Mapping[str, Any] = MappingProxyType({}),
+    ) -> DecoderConfig:
+        """yarn: as `rope_of` has it."""
         layers, hidden = layer_count(source, keys), hidden_size(source, keys)
         heads, kv_heads = head_counts(keys, layers)
         head_dim = head_size(source, keys, hidden, heads, kv_heads)
+        rotated = rotated_dimensions(keys, head_dim)
         return cls(
             hidden=hidden,
             layers=layers,
@@ -44,7 +54,7 @@ class DecoderConfig:
             norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
             attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(head_dim),
             context_length=keys.integer("context_length"),
-            rope=rope_of(source, keys, rotated_dimensions(keys, head_dim), style),
+            rope=rope_of(source, keys, rotated, style, yarn),
         )
 
 
@@ -57,17 +67,22 @@ class Place:
 
 
 def cache_groups(
-    g: GraphBuilder, config: DecoderConfig, windows: Sequence[int | None]
+    g: GraphBuilder,
+    config: DecoderConfig,
+    windows: Sequence[int | None],
+    *,
+    chunked: bool = False,
 ) -> list[Place]:
     """Declares a group for the layers with a window and one for those that see all.
 
-    windows: of each layer, all of the same size. Returns the place of each.
+    windows: of each layer, all of the same size. chunked: they do not slide, but follow each other.
+    Returns the place of each layer.
     """
     kinds = ["full" if window is None else "window" for window in windows]
     for name in sorted(set(kinds)):
         window = windows[kinds.index(name)]
-        count = kinds.count(name)
-        g.cache_group(CacheGroup(name, count, config.kv_heads, config.head_dim, window))
+        shape = kinds.count(name), config.kv_heads, config.head_dim
+        g.cache_group(CacheGroup(name, *shape, window, chunked=chunked and window is not None))
     return [Place(kind, kinds[:layer].count(kind)) for layer, kind in enumerate(kinds)]
 
 
@@ -97,8 +112,9 @@ def attend(
     *,
     rope: Rope | None,
     soft_cap: float | None = None,
+    sinks: str | None = None,
 ) -> Value:
-    """Rope (none: positions are left out), and attention."""
+    """Rope (none: positions are left out, or in), and attention."""
     if rope is not None:
         q, k = g.rope(q, config.heads, rope), g.rope(k, config.kv_heads, rope)
     return g.attention(
@@ -110,4 +126,5 @@ def attend(
         heads=config.heads,
         scale=config.attention_scale,
         soft_cap=soft_cap,
+        sinks=sinks,
     )

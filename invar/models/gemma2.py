@@ -7,12 +7,11 @@ https://github.com/ggml-org/llama.cpp/blob/569a0092b98e73bd222490441234144e52afd
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
+from invar.graph.graph import Activation, Graph, GraphBuilder, Value
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections
-from invar.models.gemma3 import FULL, SLIDING, attention_scale, from_one
+from invar.models.gemma3 import FULL, SLIDING, attention_scale, from_one, read_decoder
 from invar.models.hf import DECODER_KEYS, DECODER_NAMES, Config, HFFamily
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
 from invar.weights.hf_directory import CONFIG
@@ -49,14 +48,6 @@ HF = HFFamily(
 )
 
 
-def read_config(source: ModelSource, keys: ArchitectureKeys) -> DecoderConfig:
-    config = DecoderConfig.read(source, keys, RopeStyle.HALF)
-    if keys.optional_real("attention.scale") is None and config.layers == LAYERS_OF_27B:
-        # 1 / sqrt(query_pre_attn_scalar), which GGUF does not carry: only here not the head size.
-        return replace(config, attention_scale=1 / math.sqrt(config.hidden // config.heads))
-    return config
-
-
 def decoder_layer(
     g: GraphBuilder,
     x: Value,
@@ -77,7 +68,7 @@ def decoder_layer(
 
 def build(source: ModelSource) -> Graph:
     keys = ArchitectureKeys(source.metadata, "gemma2")
-    config = read_config(source, keys)
+    config = read_decoder(source, keys, LAYERS_OF_27B)
     g = GraphBuilder(source)
     seen = keys.optional_integer("attention.sliding_window")
     places = cache_groups(g, config, [None if n % 2 else seen for n in range(config.layers)])

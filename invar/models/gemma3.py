@@ -8,19 +8,18 @@ and its `load_hparams`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from invar.graph.graph import Activation, CacheGroup, Graph, GraphBuilder, Rope, RopeStyle, Value
-from invar.models.blocks import (
-    EMBEDDING,
-    feed_forward,
-    head_counts,
-    head_size,
-    hidden_size,
-    layer_count,
-    linear,
-    output_logits,
+from invar.graph.graph import Activation, Graph, GraphBuilder, Rope, RopeStyle, Value
+from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
+from invar.models.decoder import (
+    DecoderConfig,
+    Place,
+    attend,
+    cache_groups,
+    head_norms,
+    projections,
 )
 from invar.models.hf import (
     DECODER_KEYS,
@@ -32,13 +31,7 @@ from invar.models.hf import (
     rope_theta,
 )
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
-from invar.models.rope import (
-    DEFAULT_BASE,
-    LEAST_BASE,
-    default_frequencies,
-    rope_of,
-    rotated_dimensions,
-)
+from invar.models.rope import DEFAULT_BASE, LEAST_BASE, default_frequencies, rotated_dimensions
 
 LAYERS_OF_27B = 62
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -99,86 +92,55 @@ HF = HFFamily(
 
 @dataclass(frozen=True)
 class Gemma3Config:
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float
-    attention_scale: float
-    context_length: int
+    decoder: DecoderConfig  # whose rope is that of the layers that see all
+    local_rope: Rope
     window: int | None
     window_pattern: int  # every so many layers, one sees all
-    global_rope: Rope
-    local_rope: Rope
     logit_soft_cap: float | None
 
     @classmethod
     def read(cls, source: ModelSource) -> Gemma3Config:
         keys = ArchitectureKeys(source.metadata, "gemma3")
-        layers, hidden = layer_count(source, keys), hidden_size(source, keys)
-        heads, kv_heads = head_counts(keys, layers)
-        head_dim = head_size(source, keys, hidden, heads, kv_heads)
-        rotated = rotated_dimensions(keys, head_dim)
+        decoder = read_decoder(source, keys, LAYERS_OF_27B)
         local_base = keys.optional_real("rope.freq_base_swa", LEAST_BASE) or DEFAULT_BASE
-        # The scale is 1 / sqrt(query_pre_attn_scalar), which GGUF does not carry: it is the head
-        # size in all published models but the 27B.
-        scaled_by = hidden // heads if layers == LAYERS_OF_27B else head_dim
+        local = default_frequencies(local_base, rotated_dimensions(keys, decoder.head_dim))
         return cls(
-            hidden=hidden,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
-            attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(scaled_by),
-            context_length=keys.integer("context_length"),
+            decoder=decoder,
+            local_rope=Rope(local, RopeStyle.HALF),
             window=keys.optional_integer("attention.sliding_window"),
             window_pattern=keys.optional_integer("attention.sliding_window_pattern") or 6,
-            global_rope=rope_of(source, keys, rotated, RopeStyle.HALF),
-            local_rope=Rope(default_frequencies(local_base, rotated), RopeStyle.HALF),
             logit_soft_cap=keys.optional_real("final_logit_softcapping"),
         )
 
-    def is_global(self, layer: int) -> bool:
-        return self.window is None or layer % self.window_pattern == self.window_pattern - 1
-
-    def groups(self) -> list[CacheGroup]:
-        """Layers that see all and layers with a window keep their KV apart."""
-        full = sum(self.is_global(layer) for layer in range(self.layers))
-        counts = {"full": (full, None), "window": (self.layers - full, self.window)}
-        return [
-            CacheGroup(name, layers, self.kv_heads, self.head_dim, window)
-            for name, (layers, window) in counts.items()
-            if layers
-        ]
+    def windows(self) -> list[int | None]:
+        pattern = self.window_pattern
+        layers = range(self.decoder.layers)
+        return [None if n % pattern == pattern - 1 else self.window for n in layers]
 
 
-def attention(g: GraphBuilder, x: Value, config: Gemma3Config, layer: int) -> Value:
-    block = f"blk.{layer}"
-    is_global = config.is_global(layer)
-    rope = config.global_rope if is_global else config.local_rope
-    q = linear(g, x, f"{block}.attn_q")
-    k = linear(g, x, f"{block}.attn_k")
-    v = linear(g, x, f"{block}.attn_v")
-    q = g.rms_norm(q, f"{block}.attn_q_norm.weight", config.norm_eps, config.heads)
-    k = g.rms_norm(k, f"{block}.attn_k_norm.weight", config.norm_eps, config.kv_heads)
-    mixed = g.attention(
-        g.rope(q, config.heads, rope),
-        g.rope(k, config.kv_heads, rope),
-        v,
-        group="full" if is_global else "window",
-        layer=sum(config.is_global(below) == is_global for below in range(layer)),
-        heads=config.heads,
-        scale=config.attention_scale,
-    )
+def read_decoder(source: ModelSource, keys: ArchitectureKeys, layers_of_27b: int) -> DecoderConfig:
+    """The scale is 1 / sqrt(query_pre_attn_scalar), which GGUF does not carry: it is the head size
+    in all published models but the 27B."""
+    config = DecoderConfig.read(source, keys, RopeStyle.HALF)
+    if keys.optional_real("attention.scale") is None and config.layers == layers_of_27b:
+        return replace(config, attention_scale=1 / math.sqrt(config.hidden // config.heads))
+    return config
+
+
+def attention(
+    g: GraphBuilder, x: Value, config: DecoderConfig, block: str, place: Place, rope: Rope
+) -> Value:
+    q, k, v = projections(g, x, block)
+    q, k = head_norms(g, q, k, config, block)
+    mixed = attend(g, q, k, v, config, place, rope=rope)
     return linear(g, mixed, f"{block}.attn_output")
 
 
-def decoder_layer(g: GraphBuilder, x: Value, config: Gemma3Config, layer: int) -> Value:
-    block = f"blk.{layer}"
+def decoder_layer(
+    g: GraphBuilder, x: Value, config: DecoderConfig, block: str, place: Place, rope: Rope
+) -> Value:
     normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
-    mixed = attention(g, normed, config, layer)
+    mixed = attention(g, normed, config, block, place, rope)
     x = g.add(x, g.rms_norm(mixed, f"{block}.post_attention_norm.weight", config.norm_eps))
     normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
     mixed = feed_forward(g, normed, block, Activation.GELU_TANH)
@@ -186,16 +148,16 @@ def decoder_layer(g: GraphBuilder, x: Value, config: Gemma3Config, layer: int) -
 
 
 def build(source: ModelSource) -> Graph:
-    config = Gemma3Config.read(source)
+    gemma = Gemma3Config.read(source)
+    config, windows = gemma.decoder, gemma.windows()
     g = GraphBuilder(source)
-    for group in config.groups():
-        g.cache_group(group)
     # In double here, in fp32 where it is applied; `transformers` rounds it to the model's dtype.
     x = g.scale(g.embed(EMBEDDING), math.sqrt(config.hidden))
-    for layer in range(config.layers):
-        x = decoder_layer(g, x, config, layer)
+    for layer, place in enumerate(cache_groups(g, config, windows)):
+        rope = config.rope if windows[layer] is None else gemma.local_rope
+        x = decoder_layer(g, x, config, f"blk.{layer}", place, rope)
     x = g.rms_norm(g.take_rows(x), "output_norm.weight", config.norm_eps)
     logits = output_logits(g, x)
-    if config.logit_soft_cap is not None:
-        logits = g.soft_cap(logits, config.logit_soft_cap)
+    if gemma.logit_soft_cap is not None:
+        logits = g.soft_cap(logits, gemma.logit_soft_cap)
     return g.finish(logits, config.context_length)

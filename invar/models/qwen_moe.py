@@ -9,22 +9,12 @@ https://github.com/ggml-org/llama.cpp/blob/069be0ae22f391c64e26e8da4c7da0143ede8
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from typing import Any
 
-from invar.graph.graph import Activation, CacheGroup, Graph, GraphBuilder, Rope, RopeStyle, Value
+from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
 from invar.graph.routing import Routing, Scoring
-from invar.models.blocks import (
-    EMBEDDING,
-    feed_forward,
-    head_counts,
-    head_size,
-    hidden_size,
-    layer_count,
-    linear,
-    output_logits,
-)
+from invar.models.blocks import EMBEDDING, feed_forward, output_logits
+from invar.models.decoder import DecoderConfig, cache_groups
 from invar.models.experts import expert_counts, mixture
 from invar.models.hf import (
     DECODER_KEYS,
@@ -36,7 +26,7 @@ from invar.models.hf import (
     Placed,
 )
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
-from invar.models.rope import rope_of, rotated_dimensions
+from invar.models.qwen import attention
 from invar.weights.hf_directory import CONFIG
 
 
@@ -76,98 +66,46 @@ HF_QWEN3 = HFFamily(
 )
 
 
-@dataclass(frozen=True)
-class QwenMoeConfig:
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    norm_eps: float
-    context_length: int
-    rope: Rope
-    head_norms: bool
-    shared_expert: bool
-    experts: int
-    routing: Routing
-
-    @classmethod
-    def read(cls, source: ModelSource, architecture: str) -> QwenMoeConfig:
-        keys = ArchitectureKeys(source.metadata, architecture)
-        is_qwen3 = architecture == "qwen3moe"
-        layers, hidden = layer_count(source, keys), hidden_size(source, keys)
-        heads, kv_heads = head_counts(keys, layers)
-        head_dim = head_size(source, keys, hidden, heads, kv_heads)
-        rotated = rotated_dimensions(keys, head_dim)
-        experts, used = expert_counts(keys)
-        normalise = keys.optional_flag("expert_weights_norm")
-        return cls(
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
-            context_length=keys.integer("context_length"),
-            rope=rope_of(source, keys, rotated, RopeStyle.HALF),
-            head_norms=is_qwen3,
-            shared_expert=not is_qwen3,
-            experts=experts,
-            routing=Routing(used, Scoring.SOFTMAX, is_qwen3 if normalise is None else normalise),
-        )
+def routing_of(keys: ArchitectureKeys, normalise: bool) -> tuple[int, Routing]:
+    """Experts of a layer, and how a token comes to its own."""
+    experts, used = expert_counts(keys)
+    told = keys.optional_flag("expert_weights_norm")
+    return experts, Routing(used, Scoring.SOFTMAX, normalise if told is None else told)
 
 
-def attention(g: GraphBuilder, x: Value, config: QwenMoeConfig, layer: int) -> Value:
-    block = f"blk.{layer}"
-    q = linear(g, x, f"{block}.attn_q")
-    k = linear(g, x, f"{block}.attn_k")
-    v = linear(g, x, f"{block}.attn_v")
-    if config.head_norms:
-        q = g.rms_norm(q, f"{block}.attn_q_norm.weight", config.norm_eps, config.heads)
-        k = g.rms_norm(k, f"{block}.attn_k_norm.weight", config.norm_eps, config.kv_heads)
-    mixed = g.attention(
-        g.rope(q, config.heads, config.rope),
-        g.rope(k, config.kv_heads, config.rope),
-        v,
-        group="full",
-        layer=layer,
-        heads=config.heads,
-        scale=1 / math.sqrt(config.head_dim),
-    )
-    return linear(g, mixed, f"{block}.attn_output")
-
-
-def experts(g: GraphBuilder, x: Value, config: QwenMoeConfig, block: str) -> Value:
+def experts(
+    g: GraphBuilder, x: Value, block: str, count: int, routing: Routing, is_shared: bool
+) -> Value:
+    """is_shared: beside them one that every token goes through."""
     if f"{block}.ffn_gate_inp.weight" not in g.source.tensors:
         return feed_forward(g, x, block, Activation.SILU)  # a layer without experts
-    mixed = mixture(g, x, block, config.experts, config.routing, Activation.SILU)
-    if not config.shared_expert:
+    mixed = mixture(g, x, block, count, routing, Activation.SILU)
+    if not is_shared:
         return mixed
     shared = feed_forward(g, x, block, Activation.SILU, suffix="_shexp")
     gate = g.sigmoid(g.linear(x, f"{block}.ffn_gate_inp_shexp.weight"))
     return g.add(mixed, g.scale_rows(shared, gate))
 
 
-def decoder_layer(g: GraphBuilder, x: Value, config: QwenMoeConfig, layer: int) -> Value:
-    block = f"blk.{layer}"
-    normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
-    x = g.add(x, attention(g, normed, config, layer))
-    normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
-    return g.add(x, experts(g, normed, config, block))
-
-
 def build_qwen2(source: ModelSource) -> Graph:
-    return build(source, "qwen2moe")
+    return build(source, "qwen2moe", is_qwen3=False)
 
 
 def build_qwen3(source: ModelSource) -> Graph:
-    return build(source, "qwen3moe")
+    return build(source, "qwen3moe", is_qwen3=True)
 
 
-def build(source: ModelSource, architecture: str) -> Graph:
-    config = QwenMoeConfig.read(source, architecture)
+def build(source: ModelSource, architecture: str, is_qwen3: bool) -> Graph:
+    keys = ArchitectureKeys(source.metadata, architecture)
+    config = DecoderConfig.read(source, keys, RopeStyle.HALF)
+    count, routing = routing_of(keys, normalise=is_qwen3)
     g = GraphBuilder(source)
-    g.cache_group(CacheGroup("full", config.layers, config.kv_heads, config.head_dim))
     x = g.embed(EMBEDDING)
-    for layer in range(config.layers):
-        x = decoder_layer(g, x, config, layer)
+    for layer, place in enumerate(cache_groups(g, config, [None] * config.layers)):
+        block = f"blk.{layer}"
+        normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
+        x = g.add(x, attention(g, normed, config, block, place, norms=is_qwen3))
+        normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
+        x = g.add(x, experts(g, normed, block, count, routing, is_shared=not is_qwen3))
     x = g.rms_norm(g.take_rows(x), "output_norm.weight", config.norm_eps)
     return g.finish(output_logits(g, x), config.context_length)
