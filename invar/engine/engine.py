@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 import numpy as np
@@ -25,6 +24,7 @@ from invar.engine.request import EngineOutput, EngineRequest, FinishReason, Toke
 from invar.engine.results import StepReader
 from invar.engine.scheduler import Scheduler
 from invar.engine.state import Chunk, RequestState
+from invar.engine.stats import EngineStats, stats_of
 from invar.engine.stored_prefix import StoredPrefixes
 from invar.engine.work import Work
 from invar.grammar.compiler import GrammarCompiler
@@ -35,39 +35,6 @@ NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token
 MAX_NAMED = 4096
 
 logger = logging.getLogger("invar.engine")
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Gauges now, and totals since the start."""
-
-    started: float  # seconds since 1970: tells the totals of two engines apart
-    max_sequences: int  # of a batch
-    max_rows: int  # of a step
-    running: int
-    waiting: int
-    kv_usage: float  # 0 … 1
-    kv_unfilled: float  # share of the pages in use that holds no token, 0 … 1
-    kv_saved_by_sharing: int  # bytes that requests would have more without it
-    kv_saved_by_windows: int  # bytes that would be in use if every layer kept all tokens
-    preemptions: int
-    cache_tokens: int  # that the prefix cache holds now
-    cache_queries: int  # tokens of prompts that were looked up in it
-    cache_hits: int  # of them, found
-    cache_evictions: int  # tokens
-    prompt_tokens: int  # rows of prompts run; recomputed ones count again
-    generated_tokens: int
-    steps: int
-    store_tokens: int  # read from the page store
-    store_pages_written: int
-    store_pages_read: int
-    store_bytes: int  # on disk
-    store_queries: int  # tokens of prompts that memory did not have, looked up in the store
-    prompt_computed: int  # tokens of prompts, by where their K and V came from
-    prompt_from_memory: int
-    prompt_from_store: int
-    corrupted: int  # requests whose logits were NaN
-    work: Mapping[str, float]  # of steps: see `Work`
 
 
 class Engine:
@@ -95,8 +62,7 @@ class Engine:
         with a `cache_salt`. paces_prompts: rows of prompts beside requests that decode are no more
         than these feel little of, as measured by the clock in seconds. grammars: compiles those of
         requests; None: they may have none. jump_forward: tokens that a grammar forces are not
-        drawn one by one, to the same answer. poison_freed_pages: fill
-        them with NaN (tests)"""
+        drawn one by one, to the same answer. poison_freed_pages: fill them with NaN (tests)."""
         info = runner.info
         self.runner = runner
         self.page_store = store
@@ -188,40 +154,7 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        store, prefixes = self.page_store, self.memory.prefixes
-        use = self.kv_use()
-        scheduler = self.scheduler
-        return EngineStats(
-            started=self.started,
-            max_sequences=scheduler.max_running,
-            max_rows=scheduler.max_tokens_per_step,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            kv_usage=self.memory.usage,
-            kv_unfilled=use.unfilled_share,
-            kv_saved_by_sharing=use.saved_by_sharing,
-            kv_saved_by_windows=use.saved_by_windows,
-            preemptions=self.scheduler.num_preemptions,
-            cache_tokens=self.memory.tree.num_tokens,
-            cache_queries=self.scheduler.num_queried_tokens,
-            cache_hits=self.scheduler.num_reused_tokens,
-            cache_evictions=self.memory.tree.num_evicted_tokens,
-            prompt_tokens=self.prompt_tokens,
-            generated_tokens=self.generated_tokens,
-            steps=self.steps,
-            store_tokens=0 if prefixes is None else prefixes.num_read_tokens,
-            store_pages_written=0 if store is None else store.pages_written,
-            store_pages_read=0 if store is None else store.pages_read,
-            store_bytes=0 if store is None else store.bytes,
-            store_queries=0
-            if store is None
-            else scheduler.num_prompt_computed + scheduler.num_prompt_from_store,
-            prompt_computed=scheduler.num_prompt_computed,
-            prompt_from_memory=scheduler.num_prompt_from_memory,
-            prompt_from_store=scheduler.num_prompt_from_store,
-            corrupted=self.num_corrupted,
-            work=self.work.totals(),
-        )
+        return stats_of(self)
 
     def rest(self) -> bool:
         """Asked while nothing is to be computed: measures a limit of the machine that metrics are

@@ -71,12 +71,8 @@ class Guide:
     def is_ready(self) -> bool:
         return bool(self.mask[-1])
 
-    def begin(self) -> list[int]:
-        """What is forced before the first draw."""
-        return self._forced()
-
     def replay(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that an interrupted answer has; returns what is forced after them."""
+        """The tokens that the answer has so far, if any; returns what is forced after them."""
         for token in tokens:
             if self.finished or self.error:
                 break

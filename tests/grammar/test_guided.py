@@ -180,7 +180,9 @@ def test_nobody_waits_for_anothers_grammar() -> None:
     client.add(guided("slow", PERSON), guided("gone", PERSON), request("plain", 8, 6))
     while "plain" not in client.answers or client.answers["plain"].finish_reason is None:
         client.step()
+    assert client.engine.stats().waiting == 2
     assert client.abort("gone")
+    assert client.engine.stats().waiting == 1
     assert "slow" not in client.answers
     grammars.gate.set()
     answers = client.drain()

@@ -92,7 +92,7 @@ def walk(grammar: CompiledGrammar, seed: int) -> bytes:
     chance = random.Random(seed)
     limit = 60 + len(grammar.end or ())
     guide = Guide(grammar, ByteTokenizer.vocab_size, max_tokens=limit)
-    said = guide.begin()
+    said = guide.replay([])
     while not guide.finished and guide.error is None and len(said) < limit:
         if said[-1:] == [EOS]:
             break
