@@ -96,7 +96,7 @@ def apply_quantization(
     asked = wanted.lower().replace("w8a8", "int8")
     has = formats_of(graph, source)
     stored = checkpoint_method(source)
-    if asked == stored or has == {MADE_AT_LOAD.get(asked)} or (stored and asked in aliases(stored)):
+    if asked in (stored, f"{stored}_marlin") or has == {MADE_AT_LOAD.get(asked)}:
         logger.warning("quantization=%s: %s is that already", wanted, name)
         return source
     if asked not in (*MADE_AT_LOAD, *CALIBRATED, *OF_CHECKPOINTS):
@@ -165,10 +165,6 @@ def formats_of(graph: Graph, source: ModelSource) -> set[QuantType]:
 def checkpoint_method(source: ModelSource) -> str | None:
     """How the checkpoint calls what was done to it: `gguf`, or `quant_method` of its config."""
     return getattr(source, "quantization", None)
-
-
-def aliases(method: str) -> tuple[str, ...]:
-    return (f"{method}_marlin",)
 
 
 def nearest(asked: str) -> str:

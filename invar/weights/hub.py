@@ -24,6 +24,7 @@ from invar.weights.hf_directory import (
     SUFFIX,
     TEMPLATE,
     TEXT_FILES,
+    read_weight_map,
 )
 from invar.weights.model_cache import CacheSlot, ModelSourceError, Progress, sha256_of
 
@@ -305,8 +306,6 @@ def in_hf_cache(name: HubName) -> Path | None:
 
 def complete(snapshot: Path) -> bool:
     """Whether every shard that the index names is there."""
-    from invar.weights.hf_directory import read_weight_map
-
     index = snapshot / INDEX
     if not index.exists():
         return True

@@ -21,12 +21,13 @@ from dataclasses import asdict, dataclass
 from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 
+from invar.weights.hf_directory import CONFIG
+
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage ("downloading", "verifying", …), bytes done, and bytes in total if known."""
 
 COPY_BYTES = 1 << 22
 MANIFEST = "manifest.json"
-CONFIG = "config.json"  # of a model in Hugging Face's layout
 
 
 class ModelSourceError(ValueError):

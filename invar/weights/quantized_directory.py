@@ -135,9 +135,10 @@ class QuantizedDirectory:
         words, zeros, scales = (self._part(name, stem) for name in names)
         bits = self._bits((4,))
         version = str(self.settings.get("version", "gemm")).lower()
-        if version not in ("gemm", "gemm_fast") or version == "gemm_fast":
+        if version != "gemm":
             raise SafetensorsError(f"config.json: {KEY}: version {shown(version)} of AWQ, not gemm")
-        k, n = shape_of(words, 2)[0], words.shape[1] * 8
+        k, words_of_n = matrix_shape(words)
+        n = words_of_n * 8
         groups = self._groups(stem, k, scales.shape[0])
         self._expect(zeros, (groups, n // 8), "I32")
         self._expect(scales, (groups, n))
@@ -155,7 +156,8 @@ class QuantizedDirectory:
         words, zeros, scales = (self._part(name, stem) for name in names)
         bits = self._bits((4, 8))
         per = 32 // bits
-        k, n = shape_of(words, 2)[0] * per, words.shape[1]
+        words_of_k, n = matrix_shape(words)
+        k = words_of_k * per
         groups = self._groups(stem, k, scales.shape[0])
         self._expect(zeros, (groups, -(-n // per)), "I32")
         self._expect(scales, (groups, n))
@@ -217,7 +219,7 @@ class QuantizedDirectory:
             return None
         if weight.dtype not in ("F8_E4M3", "I8"):
             raise SafetensorsError(f"{weight.name}: {weight.dtype} is not supported")
-        n, k = shape_of(weight, 2)
+        n, k = matrix_shape(weight)
         inverse = f"{stem}.weight_scale_inv"  # which is no inverse: it multiplies too
         scale_name = inverse if inverse in self.directory.tensors else f"{stem}.weight_scale"
         names: tuple[str, ...] = (weight.name, scale_name)
@@ -375,10 +377,10 @@ class QuantizedDirectory:
         return halves
 
 
-def shape_of(tensor: StoredTensor, dimensions: int) -> tuple[int, ...]:
-    if len(tensor.shape) != dimensions or 0 in tensor.shape:
+def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
+    if len(tensor.shape) != 2 or 0 in tensor.shape:
         raise SafetensorsError(f"{tensor.name}: shape {tensor.shape} is no matrix")
-    return tensor.shape
+    return tensor.shape[0], tensor.shape[1]
 
 
 def settings_of(config: Config) -> Config:

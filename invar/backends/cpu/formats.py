@@ -1,4 +1,4 @@
-"""Number formats of weights that the CPU kernels know, by the names of ``native/kernels``."""
+"""Number formats that the CPU kernels know, by the names of ``native/kernels``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ WEIGHT_FORMATS = {
     QuantType.INT8: "int8",
     QuantType.FP8: "fp8",
 }
+
+# Of activations: columns that are quantised as one.
+ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_32": 32, "q8_256": 256, "q8_row": 1}
+WHOLE_ROWS = "q8_row"  # a scale per row: not to be had from some of its columns
 
 
 def weight_format(source: WeightSource, tensor: str) -> str:

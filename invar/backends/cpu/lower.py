@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from invar import _native
-from invar.backends.cpu.formats import weight_format
+from invar.backends.cpu.formats import ACT_BLOCKS, WHOLE_ROWS, weight_format
 from invar.backends.cpu.layout import Buffer, WeightPart
 from invar.backends.cpu.lower_experts import lower_experts, lower_route
 from invar.backends.cpu.lowered import (
@@ -34,6 +34,7 @@ from invar.backends.cpu.lowered import (
     RawWeight,
     SegmentUse,
     Vector,
+    vector,
 )
 from invar.graph.fused import (
     FusedGraph,
@@ -73,9 +74,6 @@ from invar.graph.graph import (
     Value,
     WeightSource,
 )
-
-ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_32": 32, "q8_256": 256, "q8_row": 1}
-WHOLE_ROWS = "q8_row"  # a scale per row: not to be had from some of its columns
 
 UNITS_PER_THREAD = 8
 """A feed-forward that quantises its own output works in units of a whole activation block (256
@@ -413,12 +411,6 @@ class Lowering:
         """Whether so many units of so many panels make even shares for all threads."""
         return panels == 1 or units >= UNITS_PER_THREAD * self.threads
 
-    def act_block(self, act_format: str) -> int:
-        return ACT_BLOCKS[act_format]
-
-    def comes_in_parts(self, act_format: str) -> bool:
-        return act_format != WHOLE_ROWS
-
     def output(self, value: Value, act_format: str | None) -> dict[str, Buffer | None]:
         """A result in fp32 or, where a format is given, in activation codes at once."""
         if act_format is None:
@@ -515,7 +507,3 @@ def refuse_head_size(what: str, head_dim: int) -> None:
             f"{what}: the CPU backend cannot run heads of {head_dim} dimensions, only of "
             f"multiples of {HEAD_DIM_STEP} up to {_native.MAX_HEAD_DIM}"
         )
-
-
-def vector(tensor: str | None) -> Vector | None:
-    return None if tensor is None else Vector(tensor)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from invar import _native
-from invar.backends.cpu.formats import weight_format
+from invar.backends.cpu.formats import ACT_BLOCKS, WHOLE_ROWS, weight_format
 from invar.backends.cpu.layout import Buffer, PackedWeight
-from invar.backends.cpu.lowered import Grouping, SegmentUse, Vector
+from invar.backends.cpu.lowered import Grouping, SegmentUse, vector
 from invar.graph.fused import Segment
 from invar.graph.graph import Experts, ExpertWeight, GraphError, Route
 
@@ -29,7 +29,7 @@ def lower_route(lowering: Lowering, op: Route) -> None:
     lowering.row(
         "route",
         logits=lowering.floats(op.logits),
-        bias=_vector(op.bias),
+        bias=vector(op.bias),
         scoring=str(routing.scoring),
         used=routing.used,
         normalise=routing.normalise,
@@ -108,15 +108,16 @@ class _ExpertsLowering:
         """activation(gate) * up in codes for down: at once where a unit is whole blocks of them."""
         low, op = self.lowering, self.op
         wanted = self.act_format(op.down)
-        panels = max(1, low.act_block(wanted) // _native.PANEL_COLUMNS)
+        block = ACT_BLOCKS[wanted]
+        panels = max(1, block // _native.PANEL_COLUMNS)
         columns = panels * _native.PANEL_COLUMNS
-        if self.inner % low.act_block(wanted):
+        if self.inner % block:
             raise GraphError(
-                f"{op.down.weight}: {self.inner} columns are not whole blocks of "
-                f"{low.act_block(wanted)}, which its format needs"
+                f"{op.down.weight}: {self.inner} columns are not whole blocks of {block}, which "
+                "its format needs"
             )
         fair = low.fair_units(op.used * self.inner // columns, panels)
-        at_once = not low.eager and fair and low.comes_in_parts(wanted)
+        at_once = not low.eager and fair and wanted != WHOLE_ROWS
         gate, up = self.place([op.gate, op.up], panels if at_once else 1)
         low.begin("")
         out = self.expert_rows(self.inner, wanted if at_once else None)
@@ -127,8 +128,8 @@ class _ExpertsLowering:
             grouping=self.grouping,
             n=self.inner,
             activation=str(op.activation),
-            gate_bias=_vector(op.gate.bias),
-            up_bias=_vector(op.up.bias),
+            gate_bias=vector(op.gate.bias),
+            up_bias=vector(op.up.bias),
             out=None if at_once else low.touch(out),
             act=low.touch(out) if at_once else None,
         )
@@ -148,7 +149,7 @@ class _ExpertsLowering:
             segment=SegmentUse(weight, low.touch(x), self.share),
             grouping=self.grouping,
             n=op.out.width,
-            bias=_vector(op.down.bias),
+            bias=vector(op.down.bias),
             out=low.touch(self.results),
         )
 
@@ -156,7 +157,3 @@ class _ExpertsLowering:
     def share(self) -> float:
         """Of the weights, that one token needs."""
         return self.op.used / self.experts
-
-
-def _vector(tensor: str | None) -> Vector | None:
-    return None if tensor is None else Vector(tensor)

@@ -18,6 +18,10 @@ class Vector:
     tensor: str
 
 
+def vector(tensor: str | None) -> Vector | None:
+    return None if tensor is None else Vector(tensor)
+
+
 @dataclass(frozen=True)
 class Ones:
     """The weight of a norm that has none."""
