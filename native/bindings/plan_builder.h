@@ -130,6 +130,9 @@ class PlanBuilder {
  private:
   Activations activations_at(int64_t id) const;
   Matrix matrix_of_width(int64_t id, int64_t width, const char* what) const;
+  // An operation whose input and output are as wide.
+  template <typename Op>
+  std::unique_ptr<Op> same_width(int64_t x, int64_t out, const char* input) const;
   const float* floats(nb::object array, int64_t length, const char* what);
   const float* maybe_floats(nb::object array, int64_t length, const char* what);
   Segment segment(const SegmentSpec& spec);

@@ -21,6 +21,14 @@ Activation activation_function(const std::string& name) {
                               "' is not known (known: silu, gelu_tanh, swiglu_oai)");
 }
 
+template <typename Op>
+std::unique_ptr<Op> PlanBuilder::same_width(int64_t x, int64_t out, const char* input) const {
+  auto op = std::make_unique<Op>();
+  op->out = matrix_at(out);
+  op->x = matrix_of_width(x, op->out.width, input);
+  return op;
+}
+
 void PlanBuilder::embed(nb::object raw, const std::string& format, float factor, int64_t out) {
   auto op = std::make_unique<EmbedOp>();
   const auto rows_view = view<const uint8_t, 2>(raw, "embedding");
@@ -72,24 +80,17 @@ void PlanBuilder::add(int64_t a, int64_t b, int64_t out) {
 }
 
 void PlanBuilder::scale(int64_t x, float factor, int64_t out) {
-  auto op = std::make_unique<ScaleOp>();
-  op->out = matrix_at(out);
-  op->x = matrix_of_width(x, op->out.width, "scale input");
+  auto op = same_width<ScaleOp>(x, out, "scale input");
   op->factor = factor;
   rows().add(std::move(op));
 }
 
 void PlanBuilder::sigmoid(int64_t x, int64_t out) {
-  auto op = std::make_unique<SigmoidOp>();
-  op->out = matrix_at(out);
-  op->x = matrix_of_width(x, op->out.width, "sigmoid input");
-  rows().add(std::move(op));
+  rows().add(same_width<SigmoidOp>(x, out, "sigmoid input"));
 }
 
 void PlanBuilder::scale_rows(int64_t x, int64_t factor, int64_t out) {
-  auto op = std::make_unique<ScaleRowsOp>();
-  op->out = matrix_at(out);
-  op->x = matrix_of_width(x, op->out.width, "scale_rows input");
+  auto op = same_width<ScaleRowsOp>(x, out, "scale_rows input");
   op->factor = matrix_of_width(factor, 1, "scale_rows factor");
   rows().add(std::move(op));
 }
@@ -141,9 +142,7 @@ void PlanBuilder::temperature(double scale, int64_t length, int64_t out) {
 }
 
 void PlanBuilder::soft_cap(int64_t x, float cap, int64_t out) {
-  auto op = std::make_unique<SoftCapOp>();
-  op->out = matrix_at(out);
-  op->x = matrix_of_width(x, op->out.width, "soft_cap input");
+  auto op = same_width<SoftCapOp>(x, out, "soft_cap input");
   op->cap = cap;
   rows().add(std::move(op));
 }
@@ -180,10 +179,7 @@ void PlanBuilder::store_kv(int64_t k, int64_t v, int64_t group, int64_t layer) {
 }
 
 void PlanBuilder::take_rows(int64_t x, int64_t out) {
-  auto op = std::make_unique<TakeRowOp>();
-  op->out = matrix_at(out);
-  op->x = matrix_of_width(x, op->out.width, "take_rows input");
-  rows().add(std::move(op));
+  rows().add(same_width<TakeRowOp>(x, out, "take_rows input"));
 }
 
 void PlanBuilder::check(int64_t x, int32_t number, nb::object first_fault) {

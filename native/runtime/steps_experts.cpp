@@ -7,9 +7,6 @@
 namespace invar {
 namespace {
 
-// Rows of an item that copies or quantises, as those of RowStep.
-constexpr int64_t kItemRows = 4;
-
 // To read a unit's weights from memory takes about as long as to multiply so many rows with them:
 // 0.6 bytes a weight of Q4_K at 10 GB/s a core, against 2 operations a row at 130 int8 GOPS.
 constexpr int64_t kReadCost = 4;
@@ -62,10 +59,6 @@ std::array<bool, kMaxExperts> allowed_experts(const Routing& r, const float* sel
     std::fill_n(allowed.begin() + groups[g] * width, width, true);
   }
   return allowed;
-}
-
-int64_t row_items(const Execution& e, int64_t rows) {
-  return std::min<int64_t>((rows + kItemRows - 1) / kItemRows, e.threads * kItemsPerThread);
 }
 
 }  // namespace

@@ -14,9 +14,11 @@ constexpr int64_t kItemRows = 4;
 
 }  // namespace
 
-int64_t RowStep::items(const Execution& e, int64_t rows) const {
+int64_t row_items(const Execution& e, int64_t rows) {
   return std::min<int64_t>((rows + kItemRows - 1) / kItemRows, e.threads * kItemsPerThread);
 }
+
+int64_t RowStep::items(const Execution& e, int64_t rows) const { return row_items(e, rows); }
 
 void RowStep::run(const Execution& e, const Worker& w, int64_t item) const {
   const int64_t count = items(e, w.rows);

@@ -16,6 +16,9 @@ class RowOp {
   virtual void run(const Execution& execution, const Worker& worker, int64_t row) const = 0;
 };
 
+// Items of a step that works on each of so many rows by itself.
+int64_t row_items(const Execution& execution, int64_t rows);
+
 // An item is a contiguous share of the rows: all operations on one row, then on the next.
 class RowStep : public Step {
  public:
