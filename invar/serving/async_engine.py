@@ -118,7 +118,7 @@ class Generation:
     @property
     def unread_bytes(self) -> int:
         """Of what waits to be read: text, and about what tokens and logprobs take as JSON."""
-        return sum(len(delta.text) + 64 * delta.items for delta in tuple(self._pending.values()))
+        return sum(len(delta.text) + 64 * delta.items for delta in self._pending.values())
 
     async def __aiter__(self) -> AsyncIterator[list[ChoiceDelta]]:
         try:
