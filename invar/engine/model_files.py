@@ -6,17 +6,19 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from invar.models import registry
-from invar.models.hf import HFSource
 from invar.text import hf_tokenizer
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile, Metadata
 from invar.weights.hf_directory import TEMPLATE, text_files
 
-ModelFile = GGUFFile | HFSource
+if TYPE_CHECKING:
+    from invar.models.hf_source import HFSource
+
+ModelFile: TypeAlias = "GGUFFile | HFSource"
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -73,7 +75,7 @@ def open_model(path: Path) -> ModelFile:
 
 
 def text_of(source: ModelFile) -> ModelText:
-    return HFText(source.path) if isinstance(source, HFSource) else GGUFText(source.metadata)
+    return GGUFText(source.metadata) if isinstance(source, GGUFFile) else HFText(source.path)
 
 
 @contextmanager

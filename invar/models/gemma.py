@@ -17,7 +17,6 @@ from invar.models.metadata import ArchitectureKeys, ModelSource
 
 HF = HFFamily(
     architecture="gemma",
-    model_types=("gemma",),
     keys=DECODER_KEYS,
     names={
         **DECODER_NAMES,

@@ -29,7 +29,6 @@ def window(config: Config) -> object:
 
 HF = HFFamily(
     architecture="gemma2",
-    model_types=("gemma2",),
     keys={
         **DECODER_KEYS,
         "attention.scale": attention_scale,

@@ -65,7 +65,6 @@ def from_one(name: str) -> Placed:
 
 HF = HFFamily(
     architecture="gemma3",
-    model_types=("gemma3_text",),
     keys={
         **DECODER_KEYS,
         "context_length": "max_position_embeddings",  # with scaling: the reference multiplies none

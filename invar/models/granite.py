@@ -14,7 +14,6 @@ from invar.models.metadata import ArchitectureKeys, ModelSource
 
 HF = HFFamily(
     architecture="granite",
-    model_types=("granite",),
     keys={
         **DECODER_KEYS,
         "attention.scale": "attention_multiplier",

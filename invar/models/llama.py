@@ -16,7 +16,6 @@ from invar.models.metadata import ArchitectureKeys, ModelSource
 
 HF = HFFamily(
     architecture="llama",
-    model_types=("llama", "mistral", "mixtral"),
     keys={**DECODER_KEYS, **EXPERT_KEYS, "attention.sliding_window": "sliding_window"},
     names={
         **INTERLEAVED_NAMES,

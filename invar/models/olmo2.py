@@ -13,7 +13,6 @@ from invar.models.metadata import ArchitectureKeys, ModelSource
 
 HF = HFFamily(
     architecture="olmo2",
-    model_types=("olmo2",),
     keys=DECODER_KEYS,
     names={
         **DECODER_NAMES,

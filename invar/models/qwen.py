@@ -33,8 +33,8 @@ def window(config: Config) -> Any:
 
 
 KEYS = {**DECODER_KEYS, "attention.sliding_window": window}
-QWEN2 = HFFamily("qwen2", ("qwen2",), KEYS, DECODER_NAMES)
-QWEN3 = HFFamily("qwen3", ("qwen3",), KEYS, DECODER_NAMES)
+QWEN2 = HFFamily("qwen2", KEYS, DECODER_NAMES)
+QWEN3 = HFFamily("qwen3", KEYS, DECODER_NAMES)
 
 
 def attention(

@@ -47,7 +47,6 @@ KEYS = {
 }
 HF_QWEN2 = HFFamily(
     architecture="qwen2moe",
-    model_types=("qwen2_moe",),
     keys=KEYS,
     names={
         **DECODER_NAMES,
@@ -60,7 +59,6 @@ HF_QWEN2 = HFFamily(
 )
 HF_QWEN3 = HFFamily(
     architecture="qwen3moe",
-    model_types=("qwen3_moe",),
     keys=KEYS,
     names={**DECODER_NAMES, **EXPERT_NAMES},
 )

@@ -4,59 +4,49 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from invar.graph.graph import Graph, GraphError
-from invar.models import (
-    deepseek2,
-    gemma,
-    gemma2,
-    gemma3,
-    gpt_oss,
-    granite,
-    llama,
-    llama4,
-    olmo2,
-    qwen,
-    qwen_moe,
-    smollm3,
-)
-from invar.models.hf import Config, HFFamily, HFSource
 from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import ROPE_TENSORS
-from invar.weights.hf_directory import CONFIG
 
-ARCHITECTURES: Mapping[str, Callable[[ModelSource], Graph]] = {
-    "deepseek2": deepseek2.build,
-    "gemma": gemma.build,
-    "gemma2": gemma2.build,
-    "gemma3": gemma3.build,
-    "gpt-oss": gpt_oss.build,
-    "granite": granite.build,
-    "llama": llama.build,
-    "llama4": llama4.build,
-    "olmo2": olmo2.build,
-    "qwen2": qwen.build_qwen2,
-    "qwen2moe": qwen_moe.build_qwen2,
-    "qwen3": qwen.build_qwen3,
-    "qwen3moe": qwen_moe.build_qwen3,
-    "smollm3": smollm3.build,
+if TYPE_CHECKING:
+    from invar.models.hf import Config, HFFamily
+    from invar.models.hf_source import HFSource
+
+# Modules of this folder and what to take from them: a start reads the family of its model alone.
+ARCHITECTURES: Mapping[str, str] = {
+    "deepseek2": "deepseek2.build",
+    "gemma": "gemma.build",
+    "gemma2": "gemma2.build",
+    "gemma3": "gemma3.build",
+    "gpt-oss": "gpt_oss.build",
+    "granite": "granite.build",
+    "llama": "llama.build",
+    "llama4": "llama4.build",
+    "olmo2": "olmo2.build",
+    "qwen2": "qwen.build_qwen2",
+    "qwen2moe": "qwen_moe.build_qwen2",
+    "qwen3": "qwen.build_qwen3",
+    "qwen3moe": "qwen_moe.build_qwen3",
+    "smollm3": "smollm3.build",
 }
-FAMILIES: tuple[HFFamily, ...] = (
-    gemma.HF,
-    gemma2.HF,
-    gemma3.HF,
-    granite.HF,
-    llama.HF,
-    olmo2.HF,
-    qwen.QWEN2,
-    qwen.QWEN3,
-    qwen_moe.HF_QWEN2,
-    qwen_moe.HF_QWEN3,
-    smollm3.HF,
-)
-MODEL_TYPES: Mapping[str, HFFamily] = {
-    model_type: family for family in FAMILIES for model_type in family.model_types
+MODEL_TYPES: Mapping[str, str] = {
+    "gemma": "gemma.HF",
+    "gemma2": "gemma2.HF",
+    "gemma3_text": "gemma3.HF",
+    "granite": "granite.HF",
+    "llama": "llama.HF",
+    "mistral": "llama.HF",
+    "mixtral": "llama.HF",
+    "olmo2": "olmo2.HF",
+    "qwen2": "qwen.QWEN2",
+    "qwen2_moe": "qwen_moe.HF_QWEN2",
+    "qwen3": "qwen.QWEN3",
+    "qwen3_moe": "qwen_moe.HF_QWEN3",
+    "smollm3": "smollm3.HF",
 }
 
 ARCHITECTURE_KEY = "general.architecture"
@@ -64,17 +54,25 @@ ARCHITECTURE_KEY = "general.architecture"
 
 def open_directory(path: Path) -> HFSource:
     """A model in Hugging Face layout. Raises `SafetensorsError` or `ConfigError`."""
+    from invar.models.hf_source import HFSource
+
     return HFSource(path, family_of)
+
+
+def named(place: str) -> Any:
+    module, _, name = place.partition(".")
+    return getattr(import_module(f"invar.models.{module}"), name)
 
 
 def family_of(config: Config) -> HFFamily:
     """The family that a config.json is of, by its model_type."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
-        raise ConfigError(f"{CONFIG}: model_type must be a string, found {brief(model_type)}")
+        raise ConfigError(f"config.json: model_type must be a string, found {brief(model_type)}")
     if model_type not in MODEL_TYPES:
-        raise ConfigError(f"{CONFIG}: model_type {not_supported(model_type, MODEL_TYPES)}")
-    return MODEL_TYPES[model_type]
+        raise ConfigError(f"config.json: model_type {not_supported(model_type, MODEL_TYPES)}")
+    family: HFFamily = named(MODEL_TYPES[model_type])
+    return family
 
 
 def build(source: ModelSource) -> Graph:
@@ -94,7 +92,8 @@ def build(source: ModelSource) -> Graph:
         raise ConfigError(f"{ARCHITECTURE_KEY} must be a string, found {found}")
     if name not in ARCHITECTURES:
         raise ConfigError(f"architecture {not_supported(name, ARCHITECTURES)}")
-    graph = ARCHITECTURES[name](source)
+    build_family: Callable[[ModelSource], Graph] = named(ARCHITECTURES[name])
+    graph = build_family(source)
     _refuse_unused_tensors(source, graph, name)
     return graph
 

@@ -32,7 +32,6 @@ def no_rope_step(config: Config) -> object:
 
 HF = HFFamily(
     architecture="smollm3",
-    model_types=("smollm3",),
     keys={**DECODER_KEYS, "rope.no_rope_step": no_rope_step},
     names=INTERLEAVED_NAMES,
 )

@@ -11,7 +11,7 @@ from golden.families import FAMILIES, family_directory
 from golden.tiny_models import TINY_MODELS, model_path
 
 from invar.backends.cpu.formats import WEIGHT_FORMATS
-from invar.models.registry import ARCHITECTURES, MODEL_TYPES, open_directory
+from invar.models.registry import ARCHITECTURES, MODEL_TYPES, family_of, open_directory
 from invar.weights.formats import DECODERS
 from invar.weights.gguf import GGUFFile
 
@@ -55,9 +55,10 @@ def tiny_models() -> dict[str, list[str]]:
 
 
 def page() -> str:
+    families = {name: family_of({"model_type": name}) for name in MODEL_TYPES}
     lines = []
     for architecture, names in tiny_models().items():
-        types = [t for t, family in MODEL_TYPES.items() if family.architecture == architecture]
+        types = [t for t, family in families.items() if family.architecture == architecture]
         lines.append(f"| {architecture} | {', '.join(types) or '—'} | {', '.join(names)} |\n")
     formats = [
         f"| {kind.name} | {name} | {'yes' if kind in DECODERS else 'by its layout'} |\n"

@@ -14,7 +14,8 @@ from golden.tiny_models import HF_FORMS, load_golden, model_path
 
 from invar.graph.graph import GraphError
 from invar.graph.interpreter import Interpreter
-from invar.models.hf import HFFamily, HFSource, Placed
+from invar.models.hf import HFFamily, Placed
+from invar.models.hf_source import HFSource
 from invar.models.metadata import ConfigError
 from invar.models.registry import build, open_directory
 from invar.weights.gguf import GGUFFile
@@ -105,7 +106,7 @@ def test_an_unknown_weight_is_named_as_the_file_has_it(tmp_path: Path) -> None:
 
 
 def source_of(folder: Path, names: dict[str, str | Placed]) -> HFSource:
-    family = HFFamily("toy", ("toy",), {"block_count": "layers"}, names)
+    family = HFFamily("toy", {"block_count": "layers"}, names)
     return HFSource(folder, lambda config: family)
 
 

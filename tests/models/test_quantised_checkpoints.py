@@ -17,7 +17,7 @@ from golden.tiny_models import model_path
 from models.memory_source import MemorySource
 
 from invar.graph.interpreter import Interpreter
-from invar.models.hf import HFSource
+from invar.models.hf_source import HFSource
 from invar.models.registry import build, open_directory
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile

@@ -1,0 +1,238 @@
+"""A Hugging Face directory as a `ModelSource`: tensors and metadata under the names of GGUF."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from invar.models.hf import Config, HFFamily, Key, Placed
+from invar.models.metadata import brief
+from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
+from invar.weights.gguf_shard import TensorInfo
+from invar.weights.hf_directory import CONFIG, HFDirectory
+from invar.weights.quantized_directory import KEY as QUANTIZATION
+from invar.weights.quantized_directory import QuantizedDirectory
+from invar.weights.safetensors import SafetensorsError, StoredTensor
+
+OUTPUT = "output.weight"
+TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16} | {
+    kind.name: kind
+    for kind in (
+        QuantType.Q4_0,
+        QuantType.Q8_0,
+        QuantType.INT4_ZP,
+        QuantType.INT8_ZP,
+        QuantType.INT8,
+        QuantType.FP8,
+        QuantType.MXFP4,
+    )
+}
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+class HFMetadata(dict[str, Any]):
+    """Metadata under GGUF's keys that remembers what each is called in config.json."""
+
+    def __init__(self, family: HFFamily, config: Config) -> None:
+        super().__init__({"general.architecture": family.architecture})
+        self.written_as: dict[str, str] = {}
+        for name, key in family.keys.items():
+            full = f"{family.architecture}.{name}"
+            self.written_as[full] = f"{CONFIG}: {first(key, config)}"
+            value = key(config) if callable(key) else config.get(first(key, config))
+            if value is not None:
+                self[full] = value
+
+
+def first(key: Key, config: Config) -> str:
+    """What a key is called in this config.json."""
+    if callable(key):
+        return key.__name__
+    names = (key,) if isinstance(key, str) else key
+    return next((name for name in names if config.get(name) is not None), names[0])
+
+
+@dataclass(frozen=True)
+class _Presented:
+    """A tensor of ours: what is stored for it, and what is done to that."""
+
+    info: TensorInfo
+    stored: tuple[str, ...]  # more than one: stacked
+    placed: Placed
+
+
+@dataclass
+class _Stack:
+    placed: Placed
+    stored: dict[int, StoredTensor] = field(default_factory=dict)  # number in the stack → tensor
+
+
+class HFSource:
+    """Weights and metadata of a directory. Raises `SafetensorsError` and `ConfigError`."""
+
+    def __init__(self, path: str | Path, family_of: Callable[[Config], HFFamily]) -> None:
+        self.path = Path(path)
+        self.directory = HFDirectory(self.path)
+        try:
+            self.config: Config = self.directory.config
+            self.stored = self._stored()
+            self.family = family_of(self.config)
+            self.metadata = HFMetadata(self.family, self.config)
+            self._presented = self._present()
+        except BaseException:
+            self.close()
+            raise
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: presented.info for name, presented in self._presented.items()}
+        )
+
+    def raw(self, name: str) -> npt.NDArray[np.uint8]:
+        """Bytes of a tensor: `[rows, row_bytes]` if 2-D, else flat. A view where nothing but the
+        name changes, else a copy."""
+        presented = self._presented[name]
+        info, placed = presented.info, presented.placed
+        parts = [self._part(stored, info.type, placed) for stored in presented.stored]
+        whole = (
+            parts[0] if len(parts) == 1 else np.concatenate([part.reshape(-1) for part in parts])
+        )
+        return whole.reshape(info.shape[0], -1) if len(info.shape) == 2 else whole.reshape(-1)
+
+    def made_from(self, name: str) -> Sequence[npt.NDArray[np.uint8]] | None:
+        """The stored bytes behind `raw(name)`, if these are made of others."""
+        if not isinstance(self.stored, QuantizedDirectory):
+            return None
+        parts = [self.stored.made_from(part) for part in self._presented[name].stored]
+        return [raw for part in parts if part is not None for raw in part] or None
+
+    def dequantize(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor as float32 of its shape."""
+        info = self._presented[name].info
+        return dequantize(self.raw(name), info.type, info.shape)
+
+    def _stored(self) -> HFDirectory | QuantizedDirectory:
+        """What is stored, with one tensor for every weight."""
+        if self.config.get(QUANTIZATION) is None:
+            return self.directory
+        return QuantizedDirectory(self.directory, self.config)
+
+    @property
+    def quantization(self) -> str | None:
+        """What config.json calls the way in which the weights are quantised."""
+        stored = self.stored
+        return stored.method if isinstance(stored, QuantizedDirectory) else None
+
+    def _part(self, name: str, kind: QuantType, placed: Placed) -> npt.NDArray[np.uint8]:
+        """`[rows, row_bytes]` of one stored tensor, as it is presented."""
+        stored = self.stored.tensors[name]
+        raw = self.stored.raw(name)
+        if placed.plus:
+            values = dequantize(raw, TYPES[stored.dtype], stored.shape) + np.float32(placed.plus)
+            raw = values.reshape(-1).view(np.uint8)
+        if placed.transposed and len(stored.shape) == 2:
+            elements = raw.reshape(*stored.shape, kind.block_bytes)
+            return np.ascontiguousarray(elements.swapaxes(0, 1)).reshape(stored.shape[1], -1)
+        rows = raw.reshape(stored.shape[0] if stored.shape else 1, -1)
+        if placed.rows is not None:
+            rows = rows[placed.rows(self.config, stored.shape[0])]
+        return rows
+
+    def _present(self) -> dict[str, _Presented]:
+        stacks: dict[str, _Stack] = {}
+        for name, stored in self.stored.tensors.items():
+            if NUMBER.sub("{}", name) in self.family.left_out:
+                continue
+            ours, number, placed = self._place(name)
+            if ours == OUTPUT and self.config.get("tie_word_embeddings") is True:
+                continue  # the reference ties whatever is stored
+            stack = stacks.setdefault(ours, _Stack(placed))
+            if number in stack.stored:
+                raise SafetensorsError(f"{name} and {stack.stored[number].name} are both {ours}")
+            stack.stored[number] = stored
+        if OUTPUT not in stacks and self.config.get("tie_word_embeddings") is False:
+            raise SafetensorsError(
+                f"{self.path}: the output matrix (lm_head.weight) is missing, and {CONFIG} says "
+                "that it is not tied to the embedding"
+            )
+        return {ours: self._presented_as(ours, stack) for ours, stack in stacks.items()}
+
+    def _place(self, name: str) -> tuple[str, int, Placed]:
+        """Our name of a weight, its number in a stack, and what is done to it.
+
+        A weight without a place keeps its name: the registry refuses it, naming a near one.
+        """
+        pattern, numbers = NUMBER.sub("{}", name), NUMBER.findall(name)
+        stem, _, kind = pattern.rpartition(".")
+        entry = self.family.names.get(pattern)
+        ending = ""
+        if entry is None:
+            entry, ending = self.family.names.get(stem), f".{kind}"
+        if entry is None:
+            return name, 0, Placed(name)
+        placed = Placed(entry) if isinstance(entry, str) else entry
+        taken = placed.name.count("{}")
+        inside = [int(number) for number in numbers[taken:]]
+        return placed.name.format(*numbers) + ending, inside[0] if inside else 0, placed
+
+    def _presented_as(self, ours: str, stack: _Stack) -> _Presented:
+        if sorted(stack.stored) != list(range(len(stack.stored))):
+            known = ", ".join(map(str, sorted(stack.stored)[:8]))
+            raise SafetensorsError(f"{ours}: parts are missing, there are {known}, …")
+        parts = [stack.stored[number] for number in range(len(stack.stored))]
+        alike = {(part.dtype, part.shape) for part in parts}
+        if len(alike) > 1:
+            raise SafetensorsError(f"{ours}: its parts differ in shape or type: {brief(alike)}")
+        dtype, shape = alike.pop()
+        if 0 in shape:
+            raise SafetensorsError(f"tensor {parts[0].name}: shape {shape} holds nothing")
+        if dtype not in TYPES:
+            raise SafetensorsError(
+                f"tensor {parts[0].name}: dtype {dtype} is not supported "
+                f"(supported: {', '.join(TYPES)})"
+            )
+        kind = QuantType.F32 if stack.placed.plus else TYPES[dtype]
+        if stack.placed.transposed and len(shape) == 2 and kind not in PLAIN_TYPES:
+            raise SafetensorsError(
+                f"tensor {parts[0].name}: a quantised matrix of [in, out] is not supported"
+            )
+        if stack.placed.transposed and len(shape) == 2:
+            shape = shape[::-1]
+        if stack.placed.vector and shape[:-1] == (1,):
+            shape = shape[1:]
+        if len(parts) > 1:
+            shape = (len(parts), *shape)
+        info = TensorInfo(ours, shape, kind, kind.tensor_bytes(shape))
+        return _Presented(info, tuple(part.name for part in parts), stack.placed)
+
+    @property
+    def shard_paths(self) -> tuple[Path, ...]:
+        """All files that the answers depend on: the configuration and the weights."""
+        return (self.path / CONFIG, *self.directory.weight_paths)
+
+    @property
+    def file_bytes(self) -> int:
+        return self.directory.file_bytes
+
+    def drop_from_page_cache(self) -> None:
+        self.directory.drop_from_page_cache()
+
+    def close(self) -> None:
+        """Unmap the files, as soon as no array from `raw` looks into them any more."""
+        self.directory.close()
+
+    def __enter__(self) -> HFSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
