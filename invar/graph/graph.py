@@ -89,7 +89,7 @@ class KVFormat(StrEnum):
 class CacheGroup:
     """Layers of one kind that share a block table."""
 
-    name: str  # "full", "window", "chunk"
+    name: str  # "full", "window", "latent"
     layers: int
     kv_heads: int
     head_dim: int

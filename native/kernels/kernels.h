@@ -188,7 +188,7 @@ struct AttentionItem {
   int64_t out_stride;
   int32_t tokens;          // query tokens of this item
   int32_t group;           // query heads that share this KV head
-  int32_t head_dim;        // a multiple of 16, at most 256
+  int32_t head_dim;        // a multiple of 16, at most 576 (latent attention)
   int64_t first_position;  // of the first query token; token t sees keys [0, first_position + t]
   AttentionMask mask;
   float scale;         // of the logits, before soft_cap
