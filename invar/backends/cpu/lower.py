@@ -22,13 +22,16 @@ import numpy as np
 from invar import _native
 from invar.backends.cpu.formats import ACT_BLOCKS, WHOLE_ROWS, weight_format
 from invar.backends.cpu.layout import Buffer, WeightPart
+from invar.backends.cpu.lower_attention import (
+    lower_attention,
+    lower_heads_linear,
+    lower_store_kv,
+)
 from invar.backends.cpu.lower_experts import lower_experts, lower_route
 from invar.backends.cpu.lowered import (
-    AttentionShape,
     Call,
     ColumnsOf,
     FirstFault,
-    HeadUse,
     Lowered,
     Ones,
     RawWeight,
@@ -40,7 +43,6 @@ from invar.graph.fused import (
     FusedGraph,
     FusedOp,
     GatedLinear,
-    Head,
     HeadsLinear,
     LinearAdd,
     MergedLinear,
@@ -78,10 +80,6 @@ from invar.graph.graph import (
 UNITS_PER_THREAD = 8
 """A feed-forward that quantises its own output works in units of a whole activation block (256
 columns for K-quants). Below this many units per thread the shares become too uneven."""
-
-
-HEAD_DIM_STEP = 16
-"""Attention works on 16 dimensions at a time (``head_dim`` in kernels.h)."""
 
 
 def lower(
@@ -224,9 +222,9 @@ class Lowering:
             MergedLinear: self.merged,
             LinearAdd: self.linear_add,
             GatedLinear: self.gated_linear,
-            HeadsLinear: self.heads_linear,
-            StoreKV: self.store_kv,
-            PagedAttention: self.attention,
+            HeadsLinear: lambda o: lower_heads_linear(self, o),
+            StoreKV: lambda o: lower_store_kv(self, o),
+            PagedAttention: lambda o: lower_attention(self, o),
             ApplyRope: self.rope,
             Gated: self.gated,
             Add: lambda o: self.binary("add", o),
@@ -309,16 +307,6 @@ class Lowering:
             pairs=len(op.rope.inv_freq),
             heads=op.heads,
             out=self.define(op.out),
-        )
-
-    def store_kv(self, op: StoreKV) -> None:
-        refuse_head_size(op.k.name, self.graph.groups[self.groups[op.group]].head_dim)
-        self.row(
-            "store_kv",
-            k=self.floats(op.k),
-            v=self.floats(op.v),
-            group=self.groups[op.group],
-            layer=op.layer,
         )
 
     def take_rows(self, op: TakeRows) -> None:
@@ -418,58 +406,6 @@ class Lowering:
         self.codes[value, act_format] = self.buffer(value.width, act_format)
         return {"out": None, "act": self.touch(self.codes[value, act_format])}
 
-    def heads_linear(self, op: HeadsLinear) -> None:
-        group = self.graph.groups[self.groups[op.group]]
-        refuse_head_size(op.key.segment.weight, group.head_dim)
-        columns = math.lcm(group.head_dim, _native.PANEL_COLUMNS)
-        panels = columns // _native.PANEL_COLUMNS
-        (query,) = self.place(op.x, [op.query.segment], panels)
-        key, value = self.place(op.x, [op.key.segment, op.value.segment], panels)
-        self.begin("begin_linear")
-        for use in (query, key, value):
-            self.touch(use.x)
-        self.call(
-            "part_query",
-            segment=query,
-            transform=self.head(op.query),
-            head_dim=group.head_dim,
-            heads=op.heads,
-            out=self.touch(self.define(op.q)),
-        )
-        self.call(
-            "part_cache",
-            key=key,
-            value=value,
-            key_transform=self.head(op.key),
-            value_transform=self.head(op.value),
-            group=self.groups[op.group],
-            layer=op.layer,
-        )
-
-    def head(self, head: Head) -> HeadUse:
-        table = self.touch(self.ropes[head.rope]) if head.rope else None
-        return HeadUse(vector(head.segment.bias), vector(head.norm), head.eps, head.rope, table)
-
-    def attention(self, op: PagedAttention) -> None:
-        group = self.graph.groups[self.groups[op.group]]
-        per_kv_head = op.heads // group.kv_heads
-        act_format = self.only_format(op.out)
-        if act_format and per_kv_head * group.head_dim % ACT_BLOCKS[act_format]:
-            act_format = None
-        self.result.attention.add(AttentionShape(group.kv_format, per_kv_head, group.head_dim))
-        self.begin("")
-        self.call(
-            "attention",
-            q=self.touch(self.floats(op.q)),
-            group=self.groups[op.group],
-            layer=op.layer,
-            heads=op.heads,
-            scale=op.scale,
-            soft_cap=op.soft_cap or 0.0,
-            sinks=vector(op.sinks),
-            **self.output(op.out, act_format),
-        )
-
     # ------------------------------------------------------------ beginning and end
 
     def _rope_tables(self) -> None:
@@ -499,11 +435,3 @@ class Lowering:
                 buffer.last = self.phase
         self.result.logits = logits
         return self.result
-
-
-def refuse_head_size(what: str, head_dim: int) -> None:
-    if head_dim % HEAD_DIM_STEP or head_dim > _native.MAX_HEAD_DIM:
-        raise GraphError(
-            f"{what}: the CPU backend cannot run heads of {head_dim} dimensions, only of "
-            f"multiples of {HEAD_DIM_STEP} up to {_native.MAX_HEAD_DIM}"
-        )
