@@ -17,7 +17,6 @@ MAX_EXPERTS: int
 MAX_HEAD_DIM: int
 MAX_TOP_LOGPROBS: int
 HEAD_ROWS: int
-QUERY_CHUNK: int
 
 Floats = npt.NDArray[np.float32]
 TokenIds = bytes | npt.NDArray[np.int32]

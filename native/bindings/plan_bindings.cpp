@@ -208,7 +208,6 @@ void bind_plan(nb::module_& module) {
   module.attr("MAX_HEAD_DIM") = kMaxHeadDim;
   module.attr("MAX_EXPERTS") = kMaxExperts;
   module.attr("HEAD_ROWS") = kHeadRows;
-  module.attr("QUERY_CHUNK") = kQueryChunk;
   module.def("matrix_stride", &matrix_stride, nb::arg("width"));
   module.def(
       "kv_head_bytes",
