@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from invar import _native
-from invar.backends.cpu.layout import WeightLayout
+from invar.backends.cpu.layout import PackedWeight, WeightLayout
 from invar.graph.graph import WeightSource, raw_rows
 
 MadeFrom = Callable[[str], Sequence[npt.NDArray[np.uint8]] | None]
@@ -23,8 +23,10 @@ def pack_weights(
     one tensor at a time, so that a second model does not lie in memory beside the packed one.
     """
     memory = _native.Memory(layout.size)
-    stored = [weight for weight in layout.weights if not made_from(source, weight.tensor)]
-    made = [weight for weight in layout.weights if made_from(source, weight.tensor)]
+    stored: list[PackedWeight] = []
+    made: list[PackedWeight] = []
+    for weight in layout.weights:
+        (made if made_from(source, weight.tensor) else stored).append(weight)
     for group in (stored, *([weight] for weight in made)):
         raws = [np.ascontiguousarray(raw_rows(source, weight.tensor)) for weight in group]
         _native.pack(group, raws, memory, threads, isa)
