@@ -143,7 +143,9 @@ def _raise_error(matcher: Any) -> None:
         reason = " ".join([first, *named[:1]])
     if reason.startswith("NoExtension"):
         reason = "no text fits it"
-    raise GrammarError(reason if len(reason) <= REASON_CHARACTERS else f"{reason[:400]}…")
+    if len(reason) > REASON_CHARACTERS:
+        reason = f"{reason[:REASON_CHARACTERS]}…"
+    raise GrammarError(reason)
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:

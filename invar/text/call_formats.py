@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from invar.text.call_values import TypedValue, escaped, python_arguments, unquoted_object
@@ -58,14 +59,12 @@ def list_end(scanner: Scanner) -> Reading[bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonCalls(CallFormat):
-    """Objects with a name and arguments, one or a list of them, between markers or bare."""
+class ListedCalls(CallFormat):
+    """One call or a list of them in brackets, between markers or bare."""
 
     openers: tuple[str, ...] = ()
     close: str = ""
     bare: str = ""
-    keyed: bool = False  # {name: arguments}
-    id_length: int = 0
 
     @property
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -79,7 +78,7 @@ class JsonCalls(CallFormat):
         if is_list and surely and (yield from scanner.literal("]")):
             found = True  # a list of none: there are no calls
         else:
-            found = yield from self._object(reply, surely)
+            found = yield from self._next(reply, surely)
             while found and (yield from wholly(scanner, self._next(reply, surely))):
                 pass
         if found and is_list:
@@ -90,9 +89,21 @@ class JsonCalls(CallFormat):
 
     def _next(self, reply: Reply, surely: bool) -> Reading[bool]:
         yield from reply.scanner.skip(BLANK + ",;")
-        return (yield from self._object(reply, surely))
+        return (yield from self._call(reply, surely))
 
-    def _object(self, reply: Reply, surely: bool) -> Reading[bool]:
+    @abstractmethod
+    def _call(self, reply: Reply, surely: bool) -> Reading[bool]:
+        """Whether a call stands here; it is said then. ``surely``: a marker promises one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonCalls(ListedCalls):
+    """Objects with a name and arguments."""
+
+    keyed: bool = False  # {name: arguments}
+    id_length: int = 0
+
+    def _call(self, reply: Reply, surely: bool) -> Reading[bool]:
         """Says a call as soon as its name and the beginning of its arguments are there."""
         scanner = reply.scanner
         if not (yield from scanner.literal("{")):
@@ -295,33 +306,11 @@ class HeadedCalls(CallFormat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PythonCalls(CallFormat):
-    """A list of calls as Python writes them: ``[f(a=1, b="x"), g()]``."""
-
-    openers: tuple[str, ...] = ()
-    close: str = ""
-    bare: str = ""
-
-    @property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.close,) if self.close else ()
-
-    def read(self, reply: Reply, opener: str) -> Reading[bool]:
-        scanner, surely = reply.scanner, opener != ""
-        yield from scanner.skip()
-        is_list = yield from scanner.literal("[")
-        found = yield from self._call(reply, surely)
-        while found and (yield from wholly(scanner, self._call(reply, surely))):
-            pass
-        if found and is_list:
-            yield from wholly(scanner, list_end(scanner))
-        if found and self.close:
-            yield from wholly(scanner, closed(scanner, self.close))
-        return found
+class PythonCalls(ListedCalls):
+    """Calls as Python writes them: ``[f(a=1, b="x"), g()]``."""
 
     def _call(self, reply: Reply, surely: bool) -> Reading[bool]:
         scanner, name = reply.scanner, ""
-        yield from scanner.skip(BLANK + ",;")
         while (character := (yield from scanner.character())) and (
             character.isalnum() or character in "_.-"
         ):

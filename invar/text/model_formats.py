@@ -17,24 +17,38 @@ def deepseek(**shape: Any) -> HeadedCalls:
     )
 
 
-def dsml(section: str) -> HeadedCalls:
+def tags_of(name: str) -> tuple[str, str]:
+    return f"<{name}>", f"</{name}>"
+
+
+def json_tags(name: str) -> JsonCalls:
+    opener, close = tags_of(name)
+    return JsonCalls(openers=(opener,), close=close)
+
+
+def named_tags(call: str, argument: str, section: str | None = None, **shape: Any) -> HeadedCalls:
+    """Tags with an attribute that names what stands between them."""
     return HeadedCalls(
-        section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
-        open='<｜DSML｜invoke name="',
+        section=None if section is None else tags_of(section),
+        open=f'<{call} name="',
         head_ends=('">',),
-        close="</｜DSML｜invoke>",
-        tags=Tags(
-            open='<｜DSML｜parameter name="',
-            head_end='">',
-            key=r'(?P<key>.+?)"\s+string="(?P<text>true|false)',
-            close="</｜DSML｜parameter>",
-        ),
+        close=f"</{call}>",
+        tags=Tags(open=f'<{argument} name="', head_end='">', close=f"</{argument}>", **shape),
+    )
+
+
+def dsml(section: str) -> HeadedCalls:
+    return named_tags(
+        "｜DSML｜invoke",
+        "｜DSML｜parameter",
+        f"｜DSML｜{section}",
+        key=r'(?P<key>.+?)"\s+string="(?P<text>true|false)',
     )
 
 
 def function_tags(section: str) -> HeadedCalls:
     return HeadedCalls(
-        section=(f"<{section}>", f"</{section}>"),
+        section=tags_of(section),
         open="<function=",
         head_ends=(">",),
         close="</function>",
@@ -70,7 +84,7 @@ LLAMA_JSON = JsonCalls(openers=("<|python_tag|>",), bare="{")
 LLAMA_PYTHON = PythonCalls(
     openers=("<|python_start|>", "<|python_tag|>"), close="<|python_end|>", bare="["
 )
-HERMES = JsonCalls(openers=("<tool_call>",), close="</tool_call>")
+HERMES = json_tags("tool_call")
 
 CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
     "hermes": (HERMES,),
@@ -129,23 +143,8 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
             ),
         ),
     ),
-    "minimax_m2": (
-        HeadedCalls(
-            section=("<minimax:tool_call>", "</minimax:tool_call>"),
-            open='<invoke name="',
-            head_ends=('">',),
-            close="</invoke>",
-            tags=Tags(open='<parameter name="', head_end='">', close="</parameter>"),
-        ),
-    ),
-    "minicpm5": (
-        HeadedCalls(
-            open='<function name="',
-            head_ends=('">',),
-            close="</function>",
-            tags=Tags(open='<param name="', head_end='">', close="</param>", cdata=True),
-        ),
-    ),
+    "minimax_m2": (named_tags("invoke", "parameter", "minimax:tool_call"),),
+    "minicpm5": (named_tags("function", "param", cdata=True),),
     "cohere": (JsonCalls(openers=("<|START_ACTION|>",), close="<|END_ACTION|>"),),
     "command_r_plus": (JsonCalls(openers=("Action: ```json", "Action:```json"), close="```"),),
     "functionary_v31": (HeadedCalls(open="<function=", head_ends=(">",), close="</function>"),),
@@ -157,12 +156,12 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
         ),
     ),
     "olmo3": (PythonCalls(openers=("<function_calls>",), close="</function_calls>"),),
-    "longcat": (JsonCalls(openers=("<longcat_tool_call>",), close="</longcat_tool_call>"),),
+    "longcat": (json_tags("longcat_tool_call"),),
     "internlm": (
         JsonCalls(openers=("<|action_start|><|plugin|>",), close="<|action_end|>"),
     ),
-    "nemotron": (JsonCalls(openers=("<TOOLCALL>",), close="</TOOLCALL>"),),
-    "minimax": (JsonCalls(openers=("<tool_calls>",), close="</tool_calls>"),),
+    "nemotron": (json_tags("TOOLCALL"),),
+    "minimax": (json_tags("tool_calls"),),
     "apertus": (
         JsonCalls(openers=("<|tools_prefix|>",), close="<|tools_suffix|>", keyed=True),
     ),

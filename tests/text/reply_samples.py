@@ -158,6 +158,9 @@ SAMPLES = [
     sample("hermes", f"<tool_call>{JSON_LIST}</tool_call>", TWO),
     sample("hermes", "<tool_call>[]</tool_call>Nothing to call.", (), "Nothing to call."),
     sample(
+        "lfm2", "<|tool_call_start|>[]<|tool_call_end|>Nothing to call.", (), "Nothing to call."
+    ),
+    sample(
         "hermes",
         f'<tool_call>{{"id": "1", "name": "weather", "parameters": {PARIS}, "type": "x"}}}}</tool_call>',
         TWO[:1],
