@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from invar.engine.sampling_params import RequestOutputKind, SamplingParams
     from invar.grammar.structured_outputs import StructuredOutputs
-    from invar.llm import LLM, CompletionOutput, Logprob, RequestOutput
+    from invar.llm import LLM
+    from invar.outputs import CompletionOutput, Logprob, RequestOutput
 
 __all__ = [
     "LLM",
@@ -21,9 +22,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "invar.llm",
-    "CompletionOutput": "invar.llm",
-    "Logprob": "invar.llm",
-    "RequestOutput": "invar.llm",
+    "CompletionOutput": "invar.outputs",
+    "Logprob": "invar.outputs",
+    "RequestOutput": "invar.outputs",
     "RequestOutputKind": "invar.engine.sampling_params",
     "SamplingParams": "invar.engine.sampling_params",
     "StructuredOutputs": "invar.grammar.structured_outputs",

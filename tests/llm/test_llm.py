@@ -11,6 +11,7 @@ import pytest
 from engine.scripted_runner import HashRunner
 from golden.tiny_tokenizer import EOS
 
+from invar.engine.door import Door, ResolvedParams
 from invar.llm import LLM, RequestOutputKind, SamplingParams
 
 from .scripted import TOKENIZER, scripted_llm
@@ -88,6 +89,23 @@ def test_a_cache_salt_reaches_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPat
     assert salts == ["tenant", None]
     with pytest.raises(ValueError, match=r"prompts\[0\]: cache_salt"):
         llm.generate({"prompt": "a", "cache_salt": 5}, GREEDY)
+
+
+def test_parameters_that_prompts_share_are_prepared_once(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[SamplingParams] = []
+    prepare = Door.prepare
+
+    def counted(self: Door, params: SamplingParams) -> ResolvedParams:
+        prepared.append(params)
+        return prepare(self, params)
+
+    monkeypatch.setattr(Door, "prepare", counted)
+    other = SamplingParams(temperature=0, max_tokens=3)
+    together = llm.generate(["a", "b", "a", "b"], [GREEDY, other, other, GREEDY])
+    assert prepared == [GREEDY, other]
+    assert [len(one.outputs[0].token_ids) for one in together] == [5, 3, 3, 5]
 
 
 def test_options_without_effect_get_one_notice(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
