@@ -76,9 +76,13 @@ def inert(
 
 
 def refused(
-    reason: str, *spellings: str, takes: Takes = Takes.VALUE, neutral: tuple[str, ...] = ()
+    reason: str,
+    *spellings: str,
+    takes: Takes = Takes.VALUE,
+    neutral: tuple[str, ...] = (),
+    commands: tuple[str, ...] = BOTH,
 ) -> Rule:
-    return Rule(spellings, takes, refusal=reason, neutral=neutral)
+    return Rule(spellings, takes, refusal=reason, neutral=neutral, commands=commands)
 
 
 NO_GPU = "there is no GPU here, the model runs on the CPU"
@@ -86,10 +90,10 @@ IN_MEMORY = "weights are in the machine's memory already"
 ALWAYS = "it is always so here"
 ROPE = "rope is what the model file states"
 SAMPLER = "this sampler is not built; --temperature, --top-k, --top-p, --min-p and penalties are"
-STRUCTURED = "structured output comes with a later version"
 SPECULATION = "no speculation yet; the answers are the same without it"
 ADAPTERS = "adapters come with a later version"
 POOLING = "pooling models come with a later version"
+WHOLE_TEXTS = "the terminal shows whole texts; invar serve reads them"
 TERMINAL = "the terminal needs no such setting here"
 LATER = "it comes with a later version"
 TLS = "the defaults of OpenSSL are used; put a proxy in front for others"
@@ -127,12 +131,7 @@ VLLM: tuple[Rule, ...] = (
     inert("each request has its line, without text", "--enable-log-requests", takes=Takes.NOTHING),
     refused("code of others is not loaded", "--tool-parser-plugin", "--reasoning-parser-plugin"),
     refused("the server runs no tools", "--tool-server"),
-    Rule(
-        ("--tool-call-parser", "--reasoning-parser"),
-        Takes.VALUE,
-        refusal="the terminal shows whole texts; invar serve reads them",
-        commands=RUN,
-    ),
+    refused(WHOLE_TEXTS, "--tool-call-parser", "--reasoning-parser", commands=RUN),
     inert(ALWAYS, "--enable-auto-tool-choice", takes=Takes.NOTHING),
     inert(ALWAYS, "--exclude-tools-when-tool-choice-none", takes=Takes.NOTHING),
     refused(ADAPTERS, "--lora-modules", "--prompt-adapters"),
@@ -197,7 +196,8 @@ SGLANG: tuple[Rule, ...] = (
     inert("the token budget of a step covers it", "--max-prefill-tokens"),
     inert("KV memory is planned from the budget", "--max-total-tokens"),
     inert("the backend's pages hold 32 tokens", "--page-size", neutral=("32",)),
-    inert("there is one kernel per instruction set", "--sampling-backend", "--grammar-backend"),
+    inert("there is one kernel per instruction set", "--sampling-backend"),
+    inert("there is one grammar engine", "--grammar-backend"),
     inert(SPECULATION, "--speculative-algorithm", "--speculative-draft-model-path"),
     inert(SPECULATION, "--speculative-num-steps", "--speculative-eagle-topk"),
     inert(SPECULATION, "--speculative-num-draft-tokens"),
@@ -275,9 +275,10 @@ LLAMA_CPP: tuple[Rule, ...] = (
     refused(SAMPLER, "--mirostat", "--dry-multiplier", "--dynatemp-range", neutral=("0", "0.0")),
     refused("penalties look at the whole text", "--repeat-last-n", neutral=("-1",)),
     refused("the API has logit_bias", "-l", "--logit-bias"),
-    refused(STRUCTURED, "--grammar", "--grammar-file", "-j", "--json-schema", "-jf"),
+    refused(PER_REQUEST, "--grammar", "--grammar-file", commands=SERVE),
+    refused(PER_REQUEST, "-j", "--json-schema", "-jf", "--json-schema-file", commands=SERVE),
     inert("thoughts are told from answers", "--reasoning-format", neutral=("auto", "deepseek")),
-    refused("each request asks for it itself", "--reasoning-budget", neutral=("-1",)),
+    refused(PER_REQUEST, "--reasoning-budget", neutral=("-1",)),
     refused(ADAPTERS, "--lora", "--lora-scaled", "--control-vector"),
     refused(POOLING, "--embedding", "--embeddings", "--rerank", takes=Takes.NOTHING),
     refused("images come with a later version", "--mmproj", "-mm", "--image"),

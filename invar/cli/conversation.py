@@ -23,9 +23,13 @@ class Conversation:
     def __init__(
         self, loaded: LoadedModel, params: SamplingParams, *, system: str | None, raw: bool
     ) -> None:
-        """``raw``, or a model without template: each prompt is a text to go on with."""
+        """``raw``, or a model without template: each prompt is a text to go on with.
+
+        Raises ValueError for parameters that this model cannot be asked with.
+        """
         self._loaded = loaded
-        self._params = params
+        self._ready = loaded.door.prepare(params)
+        self.warnings = self._ready.warnings
         self._system = system
         self._count = 0
         self.chats = loaded.chat_template is not None and not raw
@@ -56,13 +60,13 @@ class Conversation:
         self._messages.append({"role": "assistant", "content": said})
 
     def _generate(self, text: str, is_stopped: Callable[[], bool]) -> Iterator[str]:
-        loaded, params, engine = self._loaded, self._params, self._loaded.engine
+        loaded, engine = self._loaded, self._loaded.engine
         self._count += 1
-        (request,) = loaded.door.resolve(f"run-{self._count}", self._prompt(text), params)
+        (request,) = loaded.door.resolve(f"run-{self._count}", self._prompt(text), self._ready)
         assembler = TextAssembler(
             loaded.tokenizer,
             stop_token_ids=request.stop_token_ids,
-            min_tokens=params.min_tokens,
+            min_tokens=request.min_tokens,
             at_start=self.chats,
         )
         choice = Choice(0, assembler)

@@ -45,6 +45,10 @@ def parser() -> CommandParser:
     parser.value("--presence-penalty", type=decimal, default=0.0, help="0: off")
     parser.value("--frequency-penalty", type=decimal, default=0.0, help="0: off")
     parser.value("--seed", type=whole, help="the same seed, the same text")
+    parser.value("--grammar", help="of the answer: Lark or GBNF")
+    parser.value("--grammar-file", metavar="FILE", help="the same from a file")
+    parser.value("--json-schema", "-j", help="the answer is JSON that it allows; {} allows any")
+    parser.value("--json-schema-file", "-jf", metavar="FILE", help="the same from a file")
     parser.flag("--ignore-eos", help="go on to the limit")
     parser.flag("--raw", help="go on with the text; no chat template")
     add_engine_options(parser)
@@ -57,6 +61,7 @@ def execute(args: argparse.Namespace) -> int:
     from invar.engine.sampling_params import SamplingParams
 
     set_up_logging(args.log_level, plain=True)
+    form_option, form = wanted_form(args)
     params = SamplingParams(
         temperature=args.temperature,
         top_k=args.top_k,
@@ -68,6 +73,7 @@ def execute(args: argparse.Namespace) -> int:
         seed=args.seed,
         ignore_eos=args.ignore_eos,
         max_tokens=longest_answer(args.max_tokens),
+        structured_outputs=form,
     )
     refuse_text_as_model(chosen_model(args))
     # One person talks to one engine: the memory of more rows is not wanted.
@@ -80,13 +86,38 @@ def execute(args: argparse.Namespace) -> int:
     terminal = Terminal.open(args.color)
     loaded = load(config)
     try:
-        conversation = Conversation(loaded, params, system=args.system, raw=args.raw)
+        try:
+            conversation = Conversation(loaded, params, system=args.system, raw=args.raw)
+        except ValueError as error:
+            raise ValueError(str(error).replace("structured_outputs", form_option, 1)) from None
+        for warning in conversation.warnings:
+            say(f"invar: {form_option}: {warning}")
         if text is not None:
             return one_answer(conversation, text)
         chat(conversation, terminal)
         return 0
     finally:
         loaded.close()
+
+
+def wanted_form(args: argparse.Namespace) -> tuple[str, dict[str, str] | None]:
+    """What the answer must look like, and the option that says so."""
+    given = [
+        (option, kind, value)
+        for option, kind, value in (
+            ("--grammar", "grammar", args.grammar),
+            ("--grammar-file", "grammar", args.grammar_file),
+            ("--json-schema", "json", args.json_schema),
+            ("--json-schema-file", "json", args.json_schema_file),
+        )
+        if value is not None
+    ]
+    if not given:
+        return "", None
+    if len(given) > 1:
+        raise CommandLineError(f"{given[0][0]} and {given[1][0]} exclude each other")
+    option, kind, value = given[0]
+    return option, {kind: file_text(option, value) if option.endswith("-file") else value}
 
 
 def longest_answer(tokens: int | None) -> int | None:
@@ -114,7 +145,7 @@ def given_prompt(prompt: str | None, file: str | None) -> str | None:
     if prompt is not None and prompt != "-":
         parts.append(typed_text(prompt))
     if file is not None and file != "-":
-        parts.append(file_text(file))
+        parts.append(file_text("-f", file))
     if "-" in (prompt, file) or not (parts or is_person or sys.stdin is None):
         parts.append(decoded(sys.stdin.buffer.read(), "stdin").strip("\n"))
     elif is_person and not parts:
@@ -156,12 +187,12 @@ def typed_text(prompt: str) -> str:
     return prompt
 
 
-def file_text(file: str) -> str:
+def file_text(option: str, file: str) -> str:
     try:
         with open(file, "rb") as source:
-            return decoded(source.read(), f"-f {file}")
+            return decoded(source.read(), f"{option} {file}")
     except OSError as error:
-        raise ValueError(f"-f {file}: {error.strerror}") from None
+        raise ValueError(f"{option} {file}: {error.strerror}") from None
 
 
 def decoded(raw: bytes, source: str) -> str:

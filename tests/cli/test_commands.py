@@ -48,6 +48,7 @@ def test_version() -> None:
     (["run", "Why is the sky blue?"], "a prompt goes after -p, in quotes: invar run -p 'Why is"),
     (["run", "hello", "world"], "a prompt goes after -p, in quotes"),
     (["run", "-p", "x", "--color", "maybe"], "--color maybe"),
+    (["run", "-p", "x", "-j", "{}", "--grammar", "g"], "--grammar and --json-schema exclude"),
     (["serve", "--port", "99999"], "--port: 99999 is outside 0 … 65535"),
 ])  # fmt: skip
 def test_usage_errors_end_with_2_and_one_line(words: list[str], said: str) -> None:
@@ -67,6 +68,9 @@ def test_usage_errors_end_with_2_and_one_line(words: list[str], said: str) -> No
     (["serve", "a.gguf", "-m", "b.gguf"], "two models"),
     (["serve", "--allowed-origins", "foo", "--port", "0"], "--allowed-origins: 'foo'"),
     (["run", "-f", "/nowhere.txt"], "-f /nowhere.txt: No such file"),
+    (["run", "-p", "x", "-jf", "/nowhere.json"], "--json-schema-file /nowhere.json: No such file"),
+    (["run", "-p", "x", "-j", "{"], "--json-schema: json: no valid JSON"),
+    (["run", "-p", "x", "--grammar", 'root ::= foo'], "--grammar: grammar: GBNF"),
     (["serve", "--task", "embed"], "--task='embed' is not supported"),
     (["serve", "--tensor-parallel-size", "2"], "found 1"),
     (["inspect", "--lengths", "many"], "--lengths"),
@@ -153,6 +157,31 @@ def test_run_with_a_seed_repeats() -> None:
     words = ["run", "-n", "16", "-p", "Tell me something", "--temp", "1.2", "--seed"]
     first, second, other = (invar(*words, seed).stdout for seed in ("5", "5", "6"))
     assert first == second != other
+
+
+def test_the_answer_has_the_form_that_was_asked_for(tmp_path: Path) -> None:
+    grammar = 'root ::= "wet" | "dry"'
+    words = ["run", "-n", "40", "--temp", "0", "-p", "Is water wet?"]
+    chosen = invar(*words, "--grammar", grammar)
+    assert chosen.returncode == 0, chosen.stderr
+    assert chosen.stdout.strip() in ("wet", "dry")
+    file = tmp_path / "wet.gbnf"
+    file.write_text(grammar)
+    assert invar(*words, "--grammar-file", str(file)).stdout == chosen.stdout
+    schema = {
+        "type": "object",
+        "properties": {"wet": {"type": "boolean"}},
+        "required": ["wet"],
+        "additionalProperties": False,
+    }
+    answer = invar(*words, "-j", json.dumps(schema))
+    assert isinstance(json.loads(answer.stdout)["wet"], bool)
+    file.write_text(json.dumps(schema))
+    assert invar(*words, "-jf", str(file)).stdout == answer.stdout
+    ignored = invar(*words, "-j", json.dumps({"enum": [1], "uniqueItems": True}))
+    assert json.loads(ignored.stdout) == 1
+    assert "--json-schema: " in ignored.stderr
+    assert "uniqueItems" in ignored.stderr
 
 
 def test_a_prompt_can_be_piped() -> None:

@@ -51,6 +51,8 @@ def typed(command: str, *words: str) -> Rewritten:
     ("run", ["-s", "5"], ["--seed=5"]),
     ("run", ["--predict", "5"], ["--max-tokens=5"]),
     ("run", ["-no-cnv", "-t", "2"], ["--raw", "--threads=2"]),
+    ("run", ["-j", "{}"], ["--json-schema={}"]),
+    ("run", ["-jf", "s.json"], ["--json-schema-file=s.json"]),
     ("run", ["--", "-m"], ["--", "-m"]),
 ])  # fmt: skip
 def test_spellings_become_ours(command: str, words: list[str], argv: list[str]) -> None:
@@ -92,6 +94,7 @@ def test_values_that_ask_for_nothing_are_silent() -> None:
     ("run", ["--rope-freq-base", "5"], "rope is what the model file states"),
     ("run", ["--mirostat", "2"], "sampler"),
     ("run", ["--tool-call-parser", "hermes"], "whole texts"),
+    ("serve", ["-j", "{}"], "each request asks for it itself"),
     ("serve", ["--parallel"], "a value must follow"),
     ("run", ["-p"], "a value must follow"),
     ("run", ["--raw=yes"], "takes no value"),
