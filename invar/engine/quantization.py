@@ -14,6 +14,7 @@ import numpy.typing as npt
 from invar import _native
 from invar.backends.cpu.formats import WEIGHT_FORMATS, weight_format
 from invar.backends.cpu.memory import usable_threads
+from invar.backends.cpu.packing import made_from
 from invar.graph.graph import Experts, Graph, Linear, Route, raw_rows
 from invar.models.metadata import ModelSource
 from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
@@ -55,8 +56,9 @@ class QuantizedSource:
         }
 
     def made_from(self, name: str) -> Sequence[npt.NDArray[np.uint8]] | None:
-        """The stored bytes behind `raw(name)`, if these are made of others."""
-        return [self.source.raw(name)] if name in self.made else None
+        """The stored bytes behind `raw(name)`, if that makes others of them at every call."""
+        stored = made_from(self.source, name)
+        return [self.source.raw(name)] if stored is None and name in self.made else stored
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """`[rows, row_bytes]`; made anew at every call, on all threads."""

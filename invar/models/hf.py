@@ -36,6 +36,11 @@ class Placed:
     transposed: bool = False  # stored as [in_features, out_features]
     vector: bool = False  # stored as a matrix of one row
 
+    @property
+    def copies(self) -> bool:
+        """Its bytes are not those that are stored."""
+        return bool(self.rows or self.plus or self.transposed)
+
 
 @dataclass(frozen=True)
 class HFFamily:

@@ -105,11 +105,17 @@ class HFSource:
         return whole.reshape(info.shape[0], -1) if len(info.shape) == 2 else whole.reshape(-1)
 
     def made_from(self, name: str) -> Sequence[npt.NDArray[np.uint8]] | None:
-        """The stored bytes behind `raw(name)`, if these are made of others."""
-        if not isinstance(self.stored, QuantizedDirectory):
+        """The stored bytes behind `raw(name)`, if that makes others of them at every call."""
+        presented = self._presented[name]
+        made = [self._made_from(part) for part in presented.stored]
+        if len(made) == 1 and made[0] is None and not presented.placed.copies:
             return None
-        parts = [self.stored.made_from(part) for part in self._presented[name].stored]
-        return [raw for part in parts if part is not None for raw in part] or None
+        stored = zip(presented.stored, made, strict=True)
+        return [raw for part, raws in stored for raw in raws or (self.stored.raw(part),)]
+
+    def _made_from(self, part: str) -> Sequence[npt.NDArray[np.uint8]] | None:
+        stored = self.stored
+        return stored.made_from(part) if isinstance(stored, QuantizedDirectory) else None
 
     def dequantize(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor as float32 of its shape."""

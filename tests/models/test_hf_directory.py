@@ -55,6 +55,20 @@ def test_what_is_only_renamed_is_not_copied(tmp_path: Path) -> None:
         assert not views[0].flags.writeable
 
 
+@pytest.mark.parametrize("name", HF_FORMS)
+def test_what_is_copied_says_what_it_is_made_from(name: str, tmp_path: Path) -> None:
+    """So that packing holds one copy at a time, and the fingerprint makes none."""
+    with open_directory(write_hf_directory(name, tmp_path / "model")) as source:
+        for tensor in source.tensors:
+            is_view = np.shares_memory(source.raw(tensor), source.raw(tensor))
+            made_from = source.made_from(tensor)
+            assert (made_from is None) == is_view, tensor
+            if made_from is not None:
+                stored = {part.dtype for part in source.stored.tensors.values()}
+                assert stored == {"F32"}
+                assert sum(part.nbytes for part in made_from) == source.raw(tensor).nbytes
+
+
 # ---------------------------------------------------------------- what is wrong is named
 
 
