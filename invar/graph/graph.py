@@ -12,9 +12,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from invar.graph.routing import Routing
 
@@ -46,6 +47,13 @@ def raw_rows(source: WeightSource, weight: str) -> np.ndarray:
     """The stored bytes ``[rows, row_bytes]``; a vector has one row, the matrices of a stack stand
     below each other."""
     return source.raw(weight).reshape(math.prod(source.tensors[weight].shape[:-1]), -1)
+
+
+def column_order(source: WeightSource, weight: str) -> npt.NDArray[np.int32] | None:
+    """The input feature that each stored column of a weight belongs to, ``[columns]``; None: they
+    stand in their order. Sources without such weights need not know of it."""
+    told = getattr(source, "column_order", None)
+    return None if told is None else cast("npt.NDArray[np.int32] | None", told(weight))
 
 
 class RopeStyle(StrEnum):
@@ -219,6 +227,15 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Reorder:
+    """Columns of x in the order in which a weight stores its own (`column_order`)."""
+
+    out: Value
+    x: Value
+    like: str
+
+
+@dataclass(frozen=True)
 class HeadwiseLinear:
     """``x_h @ weight[h].T`` for each head: weight ``[heads, rows, columns]``.
 
@@ -312,6 +329,7 @@ Op = (
     | ScaleRows
     | Columns
     | Join
+    | Reorder
     | HeadwiseLinear
     | Temperature
     | Route
@@ -349,9 +367,11 @@ class GraphBuilder:
     source: WeightSource
     ops: list[Op] = field(default_factory=list)
     groups: dict[str, CacheGroup] = field(default_factory=dict)
+    reordered: dict[tuple[Value, bytes], Value] = field(default_factory=dict)
 
     def embed(self, weight: str) -> Value:
         _, width = self._shape(weight, 2)
+        self._expect_in_order(weight)
         return self._append(lambda out: Embed(out, weight), width)
 
     def scale(self, x: Value, factor: float) -> Value:
@@ -369,7 +389,25 @@ class GraphBuilder:
         self._expect(weight, (x.width,) if is_row else (rows, x.width))
         if bias is not None:
             self._expect(bias, (rows,))
-        return self._append(lambda out: Linear(out, x, weight, bias), rows)
+        read = self._in_order_of(weight, x)
+        return self._append(lambda out: Linear(out, read, weight, bias), rows)
+
+    def _in_order_of(self, weight: str, x: Value) -> Value:
+        """x with its columns as the weight has them: one value for all weights of that order."""
+        order = column_order(self.source, weight)
+        if order is None:
+            return x
+        key = x, order.tobytes()
+        if key not in self.reordered:
+            self.reordered[key] = self._append(lambda out: Reorder(out, x, weight), x.width)
+        return self.reordered[key]
+
+    def _expect_in_order(self, weight: str) -> None:
+        if column_order(self.source, weight) is not None:
+            raise GraphError(
+                f"{weight}: columns in the order of their activations (act-order) are supported "
+                "in plain linear layers, not here; use a checkpoint made without desc_act"
+            )
 
     def rope(self, x: Value, heads: int, rope: Rope) -> Value:
         rotated = 2 * len(rope.inv_freq)
@@ -442,6 +480,7 @@ class GraphBuilder:
 
     def headwise_linear(self, x: Value, weight: str) -> Value:
         heads, rows, columns = self._shape(weight, 3)
+        self._expect_in_order(weight)
         if x.width % heads or x.width // heads < columns:
             raise GraphError(
                 f"{weight}: shape {(heads, rows, columns)}, but {self._origin(x)} gives {x.width} "
@@ -491,6 +530,7 @@ class GraphBuilder:
             (down, width, inner),
         ):
             self._expect(part.weight, (count, rows, columns))
+            self._expect_in_order(part.weight)
             if part.bias is not None:
                 self._expect(part.bias, (count, rows))
         return self._append(

@@ -41,6 +41,7 @@ from invar.graph.graph import (
     Join,
     Linear,
     Op,
+    Reorder,
     RMSNorm,
     Rope,
     RopeStyle,
@@ -52,6 +53,7 @@ from invar.graph.graph import (
     TakeRows,
     Temperature,
     WeightSource,
+    column_order,
     raw_rows,
 )
 from invar.graph.routing import route, sigmoid
@@ -249,6 +251,8 @@ class Interpreter:
                     for value in (op.a, op.b)
                 ]
                 return np.concatenate(parts, axis=2).reshape(len(step.token_ids), -1)
+            case Reorder():
+                return values[op.x.name][:, column_order(self.source, op.like)]
             case HeadwiseLinear():
                 return self._headwise_linear(op, values[op.x.name])
             case Temperature():

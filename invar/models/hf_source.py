@@ -113,6 +113,13 @@ class HFSource:
         stored = zip(presented.stored, made, strict=True)
         return [raw for part, raws in stored for raw in raws or (self.stored.raw(part),)]
 
+    def column_order(self, name: str) -> npt.NDArray[np.int32] | None:
+        """The input feature that each column of a tensor belongs to; None: its own."""
+        stored = self.stored
+        if name not in self._presented or not isinstance(stored, QuantizedDirectory):
+            return None
+        return stored.column_order(self._presented[name].stored[0])
+
     def _made_from(self, part: str) -> Sequence[npt.NDArray[np.uint8]] | None:
         stored = self.stored
         return stored.made_from(part) if isinstance(stored, QuantizedDirectory) else None
@@ -212,9 +219,22 @@ class HFSource:
         if stack.placed.vector and shape[:-1] == (1,):
             shape = shape[1:]
         if len(parts) > 1:
+            self._expect_in_order(parts)
             shape = (len(parts), *shape)
         info = TensorInfo(ours, shape, kind, kind.tensor_bytes(shape))
         return _Presented(info, tuple(part.name for part in parts), stack.placed)
+
+    def _expect_in_order(self, parts: Sequence[StoredTensor]) -> None:
+        """Parts of a stack have the columns of one input: that of each expert is the same."""
+        stored = self.stored
+        if not isinstance(stored, QuantizedDirectory):
+            return
+        for part in parts:
+            if stored.column_order(part.name) is not None:
+                raise SafetensorsError(
+                    f"{part.name}: experts with columns in the order of their activations "
+                    "(act-order) are not supported; use a checkpoint made without desc_act"
+                )
 
     @property
     def shard_paths(self) -> tuple[Path, ...]:

@@ -23,8 +23,10 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Config = Mapping[str, Any]
 Points = npt.NDArray[np.int32] | None
+Order = npt.NDArray[np.int32] | None
 
 KEY = "quantization_config"
+GPTQ_FORMATS = ("gptq", "gptq_v2")
 METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
 REFUSED = {
     "bitsandbytes": "NF4 has no kernel; use the plain checkpoint with --quantization",
@@ -62,6 +64,7 @@ class Made:
     tensor: StoredTensor  # its dtype is the name of a `QuantType`
     parts: tuple[str, ...]
     rows: Callable[[], Bytes]
+    order: Order = None  # the model's column that each of its own is; None: the same
 
 
 class QuantizedDirectory:
@@ -105,6 +108,11 @@ class QuantizedDirectory:
         """The stored bytes behind `raw(name)`, if these are made of others."""
         made = self._made.get(name)
         return None if made is None else [self.directory.raw(part) for part in made.parts]
+
+    def column_order(self, name: str) -> Order:
+        """The input feature that each column of `raw(name)` belongs to, `[k]`; None: its own."""
+        made = self._made.get(name)
+        return None if made is None else made.order
 
     # ------------------------------------------------------------ what is there
 
@@ -156,16 +164,20 @@ class QuantizedDirectory:
         words, zeros, scales = (self._part(name, stem) for name in names)
         bits = self._bits((4, 8))
         per = 32 // bits
+        stored_as = self.settings.get("checkpoint_format", "gptq")
+        if stored_as not in GPTQ_FORMATS or self.settings.get("is_marlin_format"):
+            raise SafetensorsError(
+                f"config.json: {KEY}: checkpoint_format {shown(stored_as)} of GPTQ is packed for a "
+                f"kernel of its own; supported: {' and '.join(GPTQ_FORMATS)}"
+            )
         words_of_k, n = matrix_shape(words)
         k = words_of_k * per
         groups = self._groups(stem, k, scales.shape[0])
         self._expect(zeros, (groups, -(-n // per)), "I32")
         self._expect(scales, (groups, n))
-        if f"{stem}.g_idx" in self.directory.tensors:
-            names.append(f"{stem}.g_idx")
-            self._refuse_order(names[-1], k, groups)
+        order = self._order(f"{stem}.g_idx", k, groups, names)
         # The first layout stores zero points less one, so that 16 of 15 can be.
-        plus = 0 if self.settings.get("checkpoint_format") == "gptq_v2" else 1
+        plus = 0 if stored_as == "gptq_v2" else 1
         stored = layouts.unpacked(self._words(zeros), bits)[:, :n].T.astype(np.int32) + plus
         symmetric = self.settings.get("sym") is True and bool((stored == 1 << (bits - 1)).all())
         points = None if symmetric else stored
@@ -173,9 +185,10 @@ class QuantizedDirectory:
         def rows() -> Bytes:
             codes = layouts.gptq_columns(self._words(words))
             halves = self._halves(self._floats(scales).T, stem)
-            return layouts.group_rows(codes, bits, halves, points)
+            return layouts.group_rows(codes, bits, halves, points, order)
 
-        return self._made_of(stem, (n, k), layouts.group_kind(bits, points), tuple(names), rows)
+        kind = layouts.group_kind(bits, points)
+        return self._made_of(stem, (n, k), kind, tuple(names), rows, order=order)
 
     def _packed(self, stem: str) -> Made:
         names = [f"{stem}.weight_packed", f"{stem}.weight_scale", f"{stem}.weight_shape"]
@@ -201,16 +214,15 @@ class QuantizedDirectory:
             self._expect(zeros, (-(-n // (32 // bits)), groups), "I32")
             columns = np.ascontiguousarray(self._words(zeros).T)
             points = layouts.unpacked(columns, bits)[:, :n].T.astype(np.int32)
-        if f"{stem}.weight_g_idx" in self.directory.tensors:
-            names.append(f"{stem}.weight_g_idx")
-            self._refuse_order(names[-1], k, groups)
+        order = self._order(f"{stem}.weight_g_idx", k, groups, names)
 
         def rows() -> Bytes:
             codes = np.ascontiguousarray(self._words(words)).view(np.uint8).reshape(n, -1)
             halves = self._halves(self._floats(scales), stem)
-            return layouts.group_rows(codes, bits, halves, points)
+            return layouts.group_rows(codes, bits, halves, points, order)
 
-        return self._made_of(stem, (n, k), layouts.group_kind(bits, points), tuple(names), rows)
+        kind = layouts.group_kind(bits, points)
+        return self._made_of(stem, (n, k), kind, tuple(names), rows, order=order)
 
     def _bytes(self, stem: str) -> Made | None:
         """FP8 and int8: a byte for a weight, and scales; None: a plain weight."""
@@ -297,12 +309,14 @@ class QuantizedDirectory:
         parts: tuple[str, ...],
         rows: Callable[[], Bytes],
         suffix: str = ".weight",
+        order: Order = None,
     ) -> Made:
         try:
             nbytes = kind.tensor_bytes(shape)
         except FormatError as error:
             raise SafetensorsError(f"{stem}{suffix}: {error}") from None
-        return Made(StoredTensor(stem + suffix, kind.name, shape, 0, nbytes), parts, rows)
+        tensor = StoredTensor(stem + suffix, kind.name, shape, 0, nbytes)
+        return Made(tensor, parts, rows, order)
 
     def _part(self, name: str, stem: str) -> StoredTensor:
         tensor = self.directory.tensors.get(name)
@@ -339,15 +353,25 @@ class QuantizedDirectory:
             )
         return groups
 
-    def _refuse_order(self, name: str, k: int, groups: int) -> None:
-        """Groups must follow each other along k."""
-        tensor = self.directory.tensors[name]
+    def _order(self, name: str, k: int, groups: int, names: list[str]) -> Order:
+        """Columns sorted by their group (act-order), by a tensor that is added to names if it is
+        there; None: groups follow each other along k."""
+        tensor = self.directory.tensors.get(name)
+        if tensor is None:
+            return None
+        names.append(name)
         self._expect(tensor, (k,), "I32")
-        if (self._integers(tensor) != np.arange(k) // (k // groups)).any():
+        group = self._integers(tensor)
+        if (group == group[0]).all() and group[0] in (0, -1):
+            return None  # what writers leave where nothing was ordered
+        sizes = np.bincount(group, minlength=groups) if group.min() >= 0 else group[:0]
+        if sizes.shape != (groups,) or (sizes != k // groups).any():
             raise SafetensorsError(
-                f"{name}: weights in the order of their activations (act-order) are not supported; "
-                "use a checkpoint made without desc_act"
+                f"{name}: does not put {k // groups} columns in each of {groups} groups"
             )
+        if (np.diff(group) >= 0).all():
+            return None
+        return np.argsort(group, kind="stable").astype(np.int32)
 
     def _integers(self, tensor: StoredTensor) -> npt.NDArray[np.int64]:
         values = self.directory.raw(tensor.name).view("<i4" if tensor.dtype == "I32" else "<i8")

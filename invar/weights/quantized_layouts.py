@@ -97,12 +97,16 @@ def group_rows(
     bits: int,
     halves: npt.NDArray[np.float16],
     zeros: npt.NDArray[np.int32] | None,
+    order: npt.NDArray[np.int32] | None = None,
 ) -> Bytes:
     """Rows of `group_kind(bits, zeros)`, `[n, row_bytes]`.
 
     codes: `[n, k * bits / 8]`, along k, of two the low nibble first. halves and zeros:
-    `[n, groups]`, a group being a whole number of blocks.
+    `[n, groups]`, a group being a whole number of blocks. order: the place in codes of each column
+    of the rows, `[k]`; None: the same.
     """
+    if order is not None:
+        codes = codes_in_order(codes, bits, order)
     kind = group_kind(bits, zeros)
     n, blocks = len(codes), codes.shape[1] * 8 // bits // BLOCK
     per_group = blocks // halves.shape[1]
@@ -122,6 +126,14 @@ def group_rows(
     else:
         np.bitwise_xor(codes.reshape(n, blocks, BLOCK), np.uint8(0x80), out=rows[..., at:])
     return rows.reshape(n, -1)
+
+
+def codes_in_order(codes: Bytes, bits: int, order: npt.NDArray[np.int32]) -> Bytes:
+    """codes: `[n, k * bits / 8]`, as in `group_rows`."""
+    if bits == 8:
+        return codes[:, order]
+    single = np.stack([codes & np.uint8(15), codes >> np.uint8(4)], axis=-1)
+    return nibble_bytes(single.reshape(len(codes), -1)[:, order])
 
 
 def fp8_rows(codes: Bytes, scales: Floats, block_rows: int, block_columns: int) -> Bytes:

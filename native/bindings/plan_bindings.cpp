@@ -106,6 +106,7 @@ void bind_rows(nb::class_<PlanBuilder>& plan) {
            nb::arg("out"))
       .def("columns", &PlanBuilder::columns, nb::arg("x"), nb::arg("heads"), nb::arg("first"),
            nb::arg("out"))
+      .def("reorder", &PlanBuilder::reorder, nb::arg("x"), nb::arg("order"), nb::arg("out"))
       .def("temperature", &PlanBuilder::temperature, nb::arg("scale"), nb::arg("length"),
            nb::arg("out"))
       .def("scale_rows", &PlanBuilder::scale_rows, nb::arg("x"), nb::arg("factor"), nb::arg("out"))

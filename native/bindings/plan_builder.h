@@ -84,6 +84,7 @@ class PlanBuilder {
   void join(int64_t a, int64_t b, int64_t heads, int64_t out);
   void quantize_heads(int64_t x, int64_t heads, int64_t out);
   void columns(int64_t x, int64_t heads, int64_t first, int64_t out);
+  void reorder(int64_t x, nb::object order, int64_t out);
   void temperature(double scale, int64_t length, int64_t out);
   void scale_rows(int64_t x, int64_t factor, int64_t out);
   void gated(int64_t gate, int64_t up, const std::string& activation, int64_t out);

@@ -1,4 +1,5 @@
 // Row operations of PlanBuilder.
+#include <algorithm>
 #include <stdexcept>
 
 #include "bindings/arrays.h"
@@ -116,6 +117,18 @@ void PlanBuilder::join(int64_t a, int64_t b, int64_t heads, int64_t out) {
   op->heads = heads;
   if (heads < 1 || op->a.width % heads || op->b.width % heads) {
     throw std::invalid_argument("plan: join: rows that are not whole heads");
+  }
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::reorder(int64_t x, nb::object order, int64_t out) {
+  auto op = same_width<ReorderOp>(x, out, "reorder input");
+  const auto places = view<const int32_t, 1>(order, "order");
+  op->order.assign(places.data, places.data + places.shape[0]);
+  if (places.shape[0] != op->out.width ||
+      std::any_of(op->order.begin(), op->order.end(),
+                  [&](int32_t place) { return place < 0 || place >= op->x.width; })) {
+    throw std::invalid_argument("plan: reorder: places that are no columns");
   }
   rows().add(std::move(op));
 }

@@ -84,6 +84,12 @@ void JoinOp::run(const Execution&, const Worker&, int64_t row) const {
   }
 }
 
+void ReorderOp::run(const Execution&, const Worker&, int64_t row) const {
+  const float* from = x.row(row);
+  float* to = out.row(row);
+  for (size_t i = 0; i < order.size(); ++i) to[i] = from[order[i]];
+}
+
 void QuantizeHeadsOp::run(const Execution& e, const Worker&, int64_t row) const {
   for (int64_t head = 0; head < heads; ++head) {
     e.kernels->linear->quantize(out.format, x.row(row) + head * (x.width / heads), out.k,

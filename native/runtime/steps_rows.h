@@ -97,6 +97,13 @@ struct JoinOp : RowOp {
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 
+// Column i of out is column order[i] of x.
+struct ReorderOp : RowOp {
+  Matrix x, out;
+  std::vector<int32_t> order;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
 // Codes of the first out.k columns of each of `heads` parts: row `row * heads + head` of `out`.
 struct QuantizeHeadsOp : RowOp {
   Matrix x;

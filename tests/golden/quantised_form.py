@@ -7,6 +7,7 @@ of the plain minimum and maximum. Codes are put into words bit by bit, in no cle
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,21 +85,55 @@ def awq(stem: str, values: Floats, group: int) -> Written:
     return Written(tensors, meant)
 
 
-def gptq(stem: str, values: Floats, group: int, bits: int, symmetric: bool) -> Written:
-    codes, scale, zero, meant = groups_of(values, group, bits, symmetric)
+Order = Callable[[str, int], npt.NDArray[np.int64]]  # columns of a stem, as they are put in groups
+
+
+def order_of_input(_: str, k: int) -> npt.NDArray[np.int64]:
+    """As act-order makes it: all weights that read one input have it in common."""
+    return np.random.default_rng(k).permutation(k)
+
+
+def order_of_its_own(stem: str, k: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(zlib.crc32(stem.encode())).permutation(k)
+
+
+def ordered_groups(
+    stem: str, values: Floats, group: int, bits: int, symmetric: bool, order: Order | None
+) -> tuple[Codes, Floats, Codes, Floats, Tensor]:
+    """`groups_of` with columns put into groups in an order, and the group of each column."""
     k = values.shape[1]
-    index = np.arange(k) // (group if group > 0 else k)
+    places = np.arange(k) if order is None else order(stem, k)
+    codes, scale, zero, meant = groups_of(values[:, places], group, bits, symmetric)
+    back = np.argsort(places)
+    index = (np.arange(k) // (group if group > 0 else k))[back]
+    stored = ("I32", index.shape, index.astype("<i4").tobytes())
+    return codes[:, back], scale, zero, meant[:, back], stored
+
+
+def gptq(
+    stem: str,
+    values: Floats,
+    group: int,
+    bits: int,
+    symmetric: bool,
+    order: Order | None = None,
+    less: int = 1,
+) -> Written:
+    """less: what zero points are stored less by; the second layout: nothing."""
+    codes, scale, zero, meant, index = ordered_groups(stem, values, group, bits, symmetric, order)
     tensors = {
         f"{stem}.qweight": words_down(np.ascontiguousarray(codes.T), bits),
-        f"{stem}.qzeros": words(np.ascontiguousarray(zero.T) - 1, bits),
+        f"{stem}.qzeros": words(np.ascontiguousarray(zero.T) - less, bits),
         f"{stem}.scales": half(np.ascontiguousarray(scale.T)),
-        f"{stem}.g_idx": ("I32", index.shape, index.astype("<i4").tobytes()),
+        f"{stem}.g_idx": index,
     }
     return Written(tensors, meant)
 
 
-def packed(stem: str, values: Floats, group: int, bits: int, symmetric: bool) -> Written:
-    codes, scale, zero, meant = groups_of(values, group, bits, symmetric)
+def packed(
+    stem: str, values: Floats, group: int, bits: int, symmetric: bool, order: Order | None = None
+) -> Written:
+    codes, scale, zero, meant, index = ordered_groups(stem, values, group, bits, symmetric, order)
     tensors = {
         f"{stem}.weight_packed": words(codes, bits),
         f"{stem}.weight_scale": half(scale),
@@ -106,6 +141,8 @@ def packed(stem: str, values: Floats, group: int, bits: int, symmetric: bool) ->
     }
     if not symmetric:
         tensors[f"{stem}.weight_zero_point"] = words_down(zero, bits)
+    if order is not None:
+        tensors[f"{stem}.weight_g_idx"] = index
     return Written(tensors, meant)
 
 
@@ -158,14 +195,25 @@ class Form:
     write: Callable[[str, Floats], Written]
 
 
-def group_form(method: str, group: int, bits: int = 4, symmetric: bool = False) -> Form:
+def group_form(
+    method: str,
+    group: int,
+    bits: int = 4,
+    symmetric: bool = False,
+    order: Order | None = None,
+    version: int = 1,
+) -> Form:
     settings = {"quant_method": method, "bits": bits, "group_size": group, "sym": symmetric}
     if method == "awq":
         return Form(settings | {"version": "gemm"}, lambda stem, v: awq(stem, v, group))
     if method == "gptq":
-        return Form(settings, lambda stem, v: gptq(stem, v, group, bits, symmetric))
+        settings |= {"desc_act": order is not None}
+        settings |= {"checkpoint_format": "gptq_v2"} if version == 2 else {}
+        return Form(
+            settings, lambda stem, v: gptq(stem, v, group, bits, symmetric, order, 2 - version)
+        )
     settings = {"quant_method": method, "format": "pack-quantized"}
-    return Form(settings, lambda stem, v: packed(stem, v, group, bits, symmetric))
+    return Form(settings, lambda stem, v: packed(stem, v, group, bits, symmetric, order))
 
 
 FORMS: dict[str, Form] = {
@@ -176,6 +224,13 @@ FORMS: dict[str, Form] = {
     "gptq 4 64 sym": group_form("gptq", 64, symmetric=True),
     "gptq 8 32": group_form("gptq", 32, 8),
     "gptq 8 all sym": group_form("gptq", -1, 8, True),
+    "gptq 4 32 act": group_form("gptq", 32, order=order_of_input),
+    "gptq 8 32 act": group_form("gptq", 32, 8, order=order_of_input),
+    "gptq 4 all act": group_form("gptq", -1, order=order_of_input),
+    "gptq 4 32 sym act apart": group_form("gptq", 32, 4, True, order_of_its_own),
+    "gptq 4 32 v2": group_form("gptq", 32, version=2),
+    "gptq 8 64 sym v2": group_form("gptq", 64, 8, True, version=2),
+    "packed 4 32 act": group_form("compressed-tensors", 32, 4, order=order_of_input),
     "packed 4 32 sym": group_form("compressed-tensors", 32, 4, True),
     "packed 4 64": group_form("compressed-tensors", 64, 4),
     "packed 8 32": group_form("compressed-tensors", 32, 8),

@@ -16,7 +16,10 @@ from golden.safetensors_writer import Tensor, stored, write_sharded
 from golden.tiny_models import model_path
 from models.memory_source import MemorySource
 
+from invar.graph.fused import GatedLinear, HeadsLinear
+from invar.graph.graph import Reorder
 from invar.graph.interpreter import Interpreter
+from invar.graph.passes import optimise
 from invar.models.hf_source import HFSource
 from invar.models.registry import build, open_directory
 from invar.weights.formats import QuantType
@@ -33,6 +36,9 @@ KINDS = {
     "awq 32": QuantType.INT4_ZP,
     "gptq 4 64 sym": QuantType.Q4_0,
     "gptq 8 32": QuantType.INT8_ZP,
+    "gptq 4 32 act": QuantType.INT4_ZP,
+    "gptq 4 32 sym act apart": QuantType.Q4_0,
+    "gptq 8 64 sym v2": QuantType.Q8_0,
     "gptq 8 all sym": QuantType.Q8_0,
     "packed 4 32 sym": QuantType.Q4_0,
     "int8": QuantType.INT8,
@@ -64,7 +70,16 @@ def write_form(folder: Path, form: Form, change: Callable[[dict[str, Tensor]], N
 
 
 def as_floats(source: HFSource) -> MemorySource:
-    return MemorySource(source.metadata, {name: source.dequantize(name) for name in source.tensors})
+    return MemorySource(source.metadata, {name: in_order(source, name) for name in source.tensors})
+
+
+def in_order(source: HFSource, name: str) -> np.ndarray:
+    """The values of a weight, its columns those of its input."""
+    stored = source.dequantize(name)
+    order = source.column_order(name)
+    values = np.full_like(stored, np.nan)
+    values[..., slice(None) if order is None else order] = stored
+    return values
 
 
 def logits(source: Any, mode: str) -> np.ndarray:
@@ -77,10 +92,10 @@ def test_values_and_logits(name: str, tmp_path: Path) -> None:
     """Values are exactly those that the layout stands for; the CPU's logits are its contract's."""
     values = write_form(tmp_path / "model", FORMS[name])
     with open_directory(tmp_path / "model") as source:
-        found = source.dequantize("blk.0.ffn_up.weight")
+        found = in_order(source, "blk.0.ffn_up.weight")
         np.testing.assert_array_equal(found, values[f"{UP}.weight"])
         down = values["model.layers.1.mlp.down_proj.weight"]
-        np.testing.assert_array_equal(source.dequantize("blk.1.ffn_down.weight"), down)
+        np.testing.assert_array_equal(in_order(source, "blk.1.ffn_down.weight"), down)
         if name in KINDS:
             assert source.tensors["blk.0.ffn_up.weight"].type == KINDS[name]
         assert source.quantization == FORMS[name].settings["quant_method"]
@@ -188,7 +203,7 @@ def put(part: str, dtype: str, array: np.ndarray) -> Callable[[dict[str, Tensor]
     return change
 
 
-SHUFFLED = np.arange(64, dtype="<i4")[::-1].copy() // 32
+UNEVEN = np.repeat(np.array([1, 0], "<i4"), [31, 33])
 WRONG = {
     "no scales": ("awq 32", without("scales"), "up_proj: scales is missing.*awq layout"),
     "no zeros": ("gptq 4 32", without("qzeros"), "up_proj: qzeros is missing"),
@@ -203,7 +218,21 @@ WRONG = {
         put("scales", "F16", np.ones((2, 60), "<f2")),
         r"up_proj\.scales: F16 of shape \(2, 60\), expected .* \(2, 64\)",
     ),
-    "act-order": ("gptq 4 32", put("g_idx", "I32", SHUFFLED), "g_idx: .*act-order.*desc_act"),
+    "groups of unequal size": (
+        "gptq 4 32",
+        put("g_idx", "I32", UNEVEN),
+        "up_proj.g_idx: does not put 32 columns in each of 2 groups",
+    ),
+    "groups that are not there": (
+        "packed 4 32 act",
+        put("weight_g_idx", "I32", UNEVEN + 1),
+        "weight_g_idx: does not put 32 columns in each of 2 groups",
+    ),
+    "groups below the first": (
+        "gptq 4 32",
+        put("g_idx", "I32", UNEVEN - 2),
+        "g_idx: does not put 32 columns in each of 2 groups",
+    ),
     "scale blocks": (
         "fp8 blocks",
         put("weight_scale_inv", "F32", np.ones((2, 2), "<f4")),
@@ -267,6 +296,11 @@ def test_nan_among_fp8_codes(tmp_path: Path) -> None:
         (["awq"], "quantization_config must be an object"),
         ({"quant_method": "gptq", "bits": 3}, "3 bits of gptq, supported: 4 and 8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version gemv of AWQ"),
+        (
+            {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+            "checkpoint_format marlin of GPTQ .* supported: gptq and gptq_v2",
+        ),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "kernel of its own"),
         ({"quant_method": "fp8"}, "says fp8, but no weight is stored that way"),
     ],
 )
@@ -297,3 +331,72 @@ def test_static_scales_of_activations_have_a_notice(
     with open_directory(tmp_path / "model") as source:
         assert not [name for name in source.tensors if "input_scale" in name]
     assert "1 stored scales of activations and K and V are not used" in caplog.text
+
+
+# ---------------------------------------------------------------- act-order
+
+
+def reorders(source: HFSource) -> list[Reorder]:
+    return [op for op in build(source).ops if isinstance(op, Reorder)]
+
+
+def test_one_order_of_an_input_is_gathered_once(tmp_path: Path) -> None:
+    """q, k and v, and gate and up, have the order of their input: four gathers a layer."""
+    write_form(tmp_path / "one", FORMS["gptq 4 32 act"])
+    with open_directory(tmp_path / "one") as source:
+        layers = source.metadata["llama.block_count"]
+        assert len(reorders(source)) == 4 * layers
+        kinds = {type(op) for op in optimise(build(source)).ops}
+        assert {HeadsLinear, GatedLinear} <= kinds  # fused as without it
+    write_form(tmp_path / "apart", FORMS["gptq 4 32 sym act apart"])
+    with open_directory(tmp_path / "apart") as source:
+        assert len(reorders(source)) == 7 * layers
+
+
+@pytest.mark.parametrize("index", [np.zeros(64, "<i4"), np.full(64, -1, "<i4")])
+def test_an_index_that_nobody_filled_orders_nothing(index: np.ndarray, tmp_path: Path) -> None:
+    write_form(tmp_path / "model", FORMS["packed 4 32 act"], put("weight_g_idx", "I32", index))
+    with open_directory(tmp_path / "model") as source:
+        assert source.column_order("blk.0.ffn_up.weight") is None
+        assert source.column_order("blk.0.ffn_gate.weight") is not None
+
+
+def test_the_answer_of_an_ordered_checkpoint_is_the_same_however_it_is_computed(
+    tmp_path: Path,
+) -> None:
+    """Law 1: in one chunk, in many, and operation by operation."""
+    write_form(tmp_path / "model", FORMS["gptq 4 32 act"])
+    with open_directory(tmp_path / "model") as source:
+        graph = build(source)
+        found = []
+        for eager, sizes in ((False, (40,)), (False, (7, 1, 32)), (True, (40,))):
+            runner = make_runner(graph, source, eager=eager)
+            poison(runner)
+            start, pages = 0, pages_for(len(IDS))
+            for size in sizes:
+                run(runner, Piece(IDS[start : start + size], start, pages))
+                start += size
+            found.append(runner.logits(1)[0].copy())
+        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_experts_in_the_order_of_their_activations_are_refused(tmp_path: Path) -> None:
+    """Each of them has its own input order, and one copy of the input is made for all."""
+    folder = tmp_path / "model"
+    write_hf_directory("mixtral", folder)
+    with GGUFFile(model_path("mixtral")) as source:
+        plain = hf_tensors(source)
+    tensors: dict[str, Tensor] = {}
+    for name, array in plain.items():
+        if ".experts." in name:
+            stem, wide = name.removesuffix(".weight"), np.tile(array, 2)  # of two groups
+            tensors |= FORMS["gptq 4 32 act"].write(stem, wide).tensors
+        else:
+            tensors[name] = stored(array, "F32")
+    write_sharded(folder, tensors, 1)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = dict(FORMS["gptq 4 32 act"].settings)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SafetensorsError, match=r"experts.*act-order.*not supported"):
+        open_directory(folder)

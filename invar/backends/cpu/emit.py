@@ -17,12 +17,13 @@ from invar.backends.cpu.lowered import (
     HeadUse,
     Lowered,
     Ones,
+    OrderOf,
     RawWeight,
     SegmentUse,
     Vector,
 )
 from invar.backends.cpu.packing import vector_values
-from invar.graph.graph import CacheGroup, WeightSource, raw_rows
+from invar.graph.graph import CacheGroup, WeightSource, column_order, raw_rows
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ class _Resolver:
                 return np.ones(argument.width, np.float32)
             case RawWeight():
                 return np.ascontiguousarray(raw_rows(self.source, argument.tensor))
+            case OrderOf():
+                return column_order(self.source, argument.tensor)
             case SegmentUse():
                 return self.segment(argument)
             case HeadUse():

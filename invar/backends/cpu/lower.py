@@ -34,6 +34,7 @@ from invar.backends.cpu.lowered import (
     FirstFault,
     Lowered,
     Ones,
+    OrderOf,
     RawWeight,
     SegmentUse,
     Vector,
@@ -64,6 +65,7 @@ from invar.graph.graph import (
     HeadwiseLinear,
     Join,
     Linear,
+    Reorder,
     RMSNorm,
     Rope,
     Route,
@@ -234,6 +236,7 @@ class Lowering:
             ScaleRows: self.scale_rows,
             Columns: lambda o: self.unary("columns", o, heads=o.heads, first=o.first),
             Join: self.join,
+            Reorder: lambda o: self.unary("reorder", o, order=OrderOf(o.like)),
             HeadwiseLinear: self.headwise_linear,
             Temperature: self.temperature,
             Route: lambda o: lower_route(self, o),
@@ -272,7 +275,9 @@ class Lowering:
             out=self.define(op.out),
         )
 
-    def unary(self, method: str, op: Scale | SoftCap | Sigmoid | Columns, **arguments: Any) -> None:
+    def unary(
+        self, method: str, op: Scale | SoftCap | Sigmoid | Columns | Reorder, **arguments: Any
+    ) -> None:
         self.row(method, x=self.floats(op.x), out=self.define(op.out), **arguments)
 
     def scale_rows(self, op: ScaleRows) -> None:

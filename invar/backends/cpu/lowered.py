@@ -37,6 +37,13 @@ class RawWeight:
 
 
 @dataclass(frozen=True)
+class OrderOf:
+    """The order of a weight's columns (`graph.column_order`)."""
+
+    tensor: str
+
+
+@dataclass(frozen=True)
 class ColumnsOf:
     """Some columns of a buffer, whole panels."""
 
