@@ -17,7 +17,7 @@ from invar.models.metadata import brief
 from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
 from invar.weights.gguf_shard import TensorInfo
 from invar.weights.hf_directory import CONFIG, HFDirectory
-from invar.weights.quantized_directory import KEY as QUANTIZATION
+from invar.weights.quantization_settings import quantization_settings
 from invar.weights.quantized_directory import QuantizedDirectory
 from invar.weights.safetensors import SafetensorsError, StoredTensor
 
@@ -131,13 +131,14 @@ class HFSource:
 
     def _stored(self) -> HFDirectory | QuantizedDirectory:
         """What is stored, with one tensor for every weight."""
-        if self.config.get(QUANTIZATION) is None:
+        settings = quantization_settings(self.path, self.config, self.directory.tensors)
+        if settings is None:
             return self.directory
-        return QuantizedDirectory(self.directory, self.config)
+        return QuantizedDirectory(self.directory, settings)
 
     @property
     def quantization(self) -> str | None:
-        """What config.json calls the way in which the weights are quantised."""
+        """What the checkpoint calls the way in which its weights are quantised."""
         stored = self.stored
         return stored.method if isinstance(stored, QuantizedDirectory) else None
 

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from invar.weights import quantized_layouts as layouts
 from invar.weights.formats import FormatError, QuantType, dequantize
+from invar.weights.quantization_settings import QuantizationSettings
 from invar.weights.row_formats import FP8_K
 from invar.weights.safetensors import SafetensorsError, StoredTensor, shown
 
@@ -21,18 +22,10 @@ logger = logging.getLogger("invar")
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-Config = Mapping[str, Any]
 Points = npt.NDArray[np.int32] | None
 Order = npt.NDArray[np.int32] | None
 
-KEY = "quantization_config"
 GPTQ_FORMATS = ("gptq", "gptq_v2")
-METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
-REFUSED = {
-    "bitsandbytes": "NF4 has no kernel; use the plain checkpoint with --quantization",
-    "aqlm": "its codebooks have no kernel; use an AWQ or GPTQ checkpoint",
-    "quip": "its codebooks have no kernel; use an AWQ or GPTQ checkpoint",
-}
 PLAIN = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16}
 # What a static scheme rounds activations and KV with. Activations are rounded by token or not at
 # all here, which is finer, and K and V as `--kv-cache-dtype` says.
@@ -40,6 +33,10 @@ NOT_USED = (
     ".input_scale",
     ".input_zero_point",
     ".input_global_scale",
+    ".input_scale_ub",
+    ".azp_adj",
+    ".output_scale",
+    ".kv_scale",
     ".k_scale",
     ".v_scale",
     ".q_scale",
@@ -70,10 +67,10 @@ class Made:
 class QuantizedDirectory:
     """Raises `SafetensorsError` where parts are missing or do not fit together."""
 
-    def __init__(self, directory: Directory, config: Config) -> None:
+    def __init__(self, directory: Directory, settings: QuantizationSettings) -> None:
         self.directory = directory
-        self.settings: Config = settings_of(config)
-        self.method = method_of(self.settings)
+        self.settings = settings
+        self.method, self._where = settings.method, settings.where
         self._rounded = False
         self._made = self._present()
         taken = {part for made in self._made.values() for part in made.parts}
@@ -124,7 +121,7 @@ class QuantizedDirectory:
             "fp8": {".weight": self._bytes},
             "mxfp4": {"_blocks": self._mxfp4},
         }
-        present = layouts_of[self.method]
+        present = layouts_of[self.settings.layout]
         found: dict[str, Made] = {}
         for name in self.directory.tensors:
             for suffix, make in present.items():
@@ -134,7 +131,7 @@ class QuantizedDirectory:
                         found[made.tensor.name] = made
         if not found:
             raise SafetensorsError(
-                f"config.json: {KEY} says {self.method}, but no weight is stored that way"
+                f"{self._where} says {self.method}, but no weight is stored that way"
             )
         return found
 
@@ -144,7 +141,7 @@ class QuantizedDirectory:
         bits = self._bits((4,))
         version = str(self.settings.get("version", "gemm")).lower()
         if version != "gemm":
-            raise SafetensorsError(f"config.json: {KEY}: version {shown(version)} of AWQ, not gemm")
+            raise SafetensorsError(f"{self._where}: version {shown(version)} of AWQ, not gemm")
         k, words_of_n = matrix_shape(words)
         n = words_of_n * 8
         groups = self._groups(stem, k, scales.shape[0])
@@ -167,7 +164,7 @@ class QuantizedDirectory:
         stored_as = self.settings.get("checkpoint_format", "gptq")
         if stored_as not in GPTQ_FORMATS or self.settings.get("is_marlin_format"):
             raise SafetensorsError(
-                f"config.json: {KEY}: checkpoint_format {shown(stored_as)} of GPTQ is packed for a "
+                f"{self._where}: checkpoint_format {shown(stored_as)} of GPTQ is packed for a "
                 f"kernel of its own; supported: {' and '.join(GPTQ_FORMATS)}"
             )
         words_of_k, n = matrix_shape(words)
@@ -341,7 +338,7 @@ class QuantizedDirectory:
         bits = self.settings.get("bits", self.settings.get("w_bit"))
         if type(bits) is not int or bits not in possible:
             raise SafetensorsError(
-                f"config.json: {KEY}: {shown(bits)} bits of {self.method}, supported: "
+                f"{self._where}: {shown(bits)} bits of {self.method}, supported: "
                 f"{' and '.join(map(str, possible))}"
             )
         return bits
@@ -405,22 +402,3 @@ def matrix_shape(tensor: StoredTensor) -> tuple[int, int]:
     if len(tensor.shape) != 2 or 0 in tensor.shape:
         raise SafetensorsError(f"{tensor.name}: shape {tensor.shape} is no matrix")
     return tensor.shape[0], tensor.shape[1]
-
-
-def settings_of(config: Config) -> Config:
-    settings = config.get(KEY)
-    if not isinstance(settings, Mapping):
-        raise SafetensorsError(f"config.json: {KEY} must be an object, found {shown(settings)}")
-    return settings
-
-
-def method_of(settings: Config) -> str:
-    method = settings.get("quant_method")
-    if method in REFUSED:
-        raise SafetensorsError(f"config.json: {KEY}: {method} is not supported: {REFUSED[method]}")
-    if method not in METHODS:
-        raise SafetensorsError(
-            f"config.json: {KEY}: quant_method {shown(method)} is not known (known: "
-            f"{', '.join(METHODS)})"
-        )
-    return str(method)

@@ -165,7 +165,7 @@ def e4m3_of(code: int) -> float:
 E4M3 = np.array([e4m3_of(code) if code & 127 != 127 else np.inf for code in range(256)])
 
 
-def fp8(stem: str, values: Floats, block: tuple[int, int] | None) -> Written:
+def fp8(stem: str, values: Floats, block: tuple[int, ...] | None, ending: str = "_inv") -> Written:
     """block: rows and columns that share a scale, with DeepSeek's names; None: one for a row."""
     n, k = values.shape
     rows, columns = block or (1, k)
@@ -184,7 +184,7 @@ def fp8(stem: str, values: Floats, block: tuple[int, int] | None) -> Written:
     codes = codes.astype(np.uint8) | (np.signbit(values).astype(np.uint8) << 7)
     tensors: dict[str, Tensor] = {
         f"{stem}.weight": ("F8_E4M3", codes.shape, codes.tobytes()),
-        f"{stem}.weight_scale{'_inv' if block else ''}": single(scale),
+        f"{stem}.weight_scale{ending if block else ''}": single(scale),
     }
     return Written(tensors, E4M3[codes].astype(np.float32) * wide)
 
@@ -235,6 +235,7 @@ FORMS: dict[str, Form] = {
     "packed 4 64": group_form("compressed-tensors", 64, 4),
     "packed 8 32": group_form("compressed-tensors", 32, 8),
     "int8": Form({"quant_method": "compressed-tensors", "format": "int-quantized"}, int8),
+    "fp8 all": Form({"quant_method": "fp8"}, lambda stem, v: fp8(stem, v, v.shape, "")),
     "fp8 rows": Form(
         {"quant_method": "compressed-tensors", "format": "float-quantized"},
         lambda stem, v: fp8(stem, v, None),

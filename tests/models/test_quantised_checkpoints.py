@@ -24,6 +24,7 @@ from invar.models.hf_source import HFSource
 from invar.models.registry import build, open_directory
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
+from invar.weights.quantization_settings import settings_in
 from invar.weights.quantized_directory import QuantizedDirectory
 from invar.weights.row_formats import E4M3 as OURS
 from invar.weights.safetensors import SafetensorsError
@@ -129,7 +130,7 @@ class OneWeight:
 
 
 def presented(settings: dict[str, Any], tensors: dict[str, Tensor]) -> QuantizedDirectory:
-    return QuantizedDirectory(OneWeight(tensors), {"quantization_config": settings})
+    return QuantizedDirectory(OneWeight(tensors), settings_in("config.json", settings))
 
 
 def test_bytes_of_an_awq_word() -> None:
