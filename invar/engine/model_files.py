@@ -71,7 +71,7 @@ class HFText:
 
 def open_model(path: Path) -> ModelFile:
     """Weights and metadata; reads headers and no weights. ValueError says what is wrong."""
-    return registry.open_directory(path) if path.is_dir() else GGUFFile(path)
+    return registry.open_directory(path) if path.is_dir() else registry.open_gguf(path)
 
 
 def text_of(source: ModelFile) -> ModelText:

@@ -26,11 +26,11 @@ from invar.models.hf import (
     DECODER_NAMES,
     Config,
     HFFamily,
-    Placed,
     rope_scaling,
     rope_theta,
 )
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.placed import Placed
 from invar.models.rope import DEFAULT_BASE, LEAST_BASE, default_frequencies, rotated_dimensions
 
 LAYERS_OF_27B = 62

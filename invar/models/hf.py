@@ -12,34 +12,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from invar.models.metadata import ConfigError, brief
+from invar.models.placed import Placed, interleaved
 from invar.models.rope_scaling import kind_of
 from invar.weights.hf_directory import CONFIG
 
 Config = Mapping[str, Any]  # the object in config.json
 Key = str | tuple[str, ...] | Callable[[Config], Any]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """A weight that is more than renamed; `{}` in names is the layer.
-
-    A name with one `{}` less than the weight's is of a stack: the experts of a layer, in order.
-    """
-
-    name: str
-    rows: Callable[[Config, int], npt.NDArray[np.intp]] | None = None  # order of so many rows
-    plus: float = 0.0  # added to every value: norms that are stored as their distance from 1
-    transposed: bool = False  # stored as [in_features, out_features]
-    vector: bool = False  # stored as a matrix of one row
-
-    @property
-    def copies(self) -> bool:
-        """Its bytes are not those that are stored."""
-        return bool(self.rows or self.plus or self.transposed)
+Names = Mapping[str, str | Placed | tuple[Placed, ...]]
 
 
 @dataclass(frozen=True)
@@ -48,32 +28,18 @@ class HFFamily:
 
     keys: the key of the metadata, without its prefix → one of config.json, several of which the
     first present counts, or a function of all (whose None is as good as absent).
-    names: weight → name of ours, both without `.weight` or `.bias`, or whole.
+    names: weight → name of ours, both without `.weight` or `.bias`, or whole; of a tensor that
+    holds several weights, all of them.
     left_out: weights that say nothing: tables and masks that older versions stored.
+    renamed: the name by which `names` knows a stored weight; None: of a part of the model that is
+    not run.
     """
 
     architecture: str  # as in GGUF
     keys: Mapping[str, Key]
-    names: Mapping[str, str | Placed]
+    names: Names
     left_out: tuple[str, ...] = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)
-
-
-def interleaved(heads: str) -> Callable[[Config, int], npt.NDArray[np.intp]]:
-    """Rows of q or k so that the halves of a head alternate, as GGUF has them for some families.
-
-    heads: the key of their number in config.json.
-    https://github.com/ggml-org/llama.cpp/blob/7bca1fd9ca2a681b0182e16f24f832b7be1942af/conversion/llama.py
-    """
-
-    def order(config: Config, rows: int) -> npt.NDArray[np.intp]:
-        count = config.get(heads) or config.get("num_attention_heads")
-        if type(count) is not int or count < 1 or rows % (2 * count):
-            raise ConfigError(
-                f"{CONFIG}: {heads} is {brief(count)}, which does not cut {rows} rows"
-            )
-        return np.arange(rows).reshape(count, 2, -1).swapaxes(1, 2).reshape(-1)
-
-    return order
+    renamed: Callable[[Config, str], str | None] | None = None
 
 
 def rope_parameters(config: Config, layers: str | None = None) -> Mapping[str, Any]:
@@ -179,7 +145,7 @@ EXPERT_KEYS: Mapping[str, Key] = MappingProxyType(
         "expert_used_count": "num_experts_per_tok",
     }
 )
-EXPERT_NAMES: Mapping[str, str | Placed] = MappingProxyType(
+EXPERT_NAMES: Names = MappingProxyType(
     {
         "model.layers.{}.mlp.gate": "blk.{}.ffn_gate_inp",
         "model.layers.{}.mlp.experts.{}.gate_proj": "blk.{}.ffn_gate_exps",
@@ -188,7 +154,7 @@ EXPERT_NAMES: Mapping[str, str | Placed] = MappingProxyType(
     }
 )
 
-DECODER_NAMES: Mapping[str, str | Placed] = MappingProxyType(
+DECODER_NAMES: Names = MappingProxyType(
     {
         "model.embed_tokens": "token_embd",
         "model.norm": "output_norm",
@@ -207,14 +173,14 @@ DECODER_NAMES: Mapping[str, str | Placed] = MappingProxyType(
     }
 )
 
-INTERLEAVED_NAMES: Mapping[str, str | Placed] = MappingProxyType(
+INTERLEAVED_NAMES: Names = MappingProxyType(
     {
         **DECODER_NAMES,
         "model.layers.{}.self_attn.q_proj": Placed(
-            "blk.{}.attn_q", rows=interleaved("num_attention_heads")
+            "blk.{}.attn_q", rows=interleaved("attention.head_count")
         ),
         "model.layers.{}.self_attn.k_proj": Placed(
-            "blk.{}.attn_k", rows=interleaved("num_key_value_heads")
+            "blk.{}.attn_k", rows=interleaved("attention.head_count_kv")
         ),
     }
 )

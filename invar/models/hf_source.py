@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from invar.models.hf import Config, HFFamily, Key, Placed
-from invar.models.metadata import brief
-from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
+from invar.models.hf import Config, HFFamily, Key
+from invar.models.metadata import ArchitectureKeys, ConfigError, brief
+from invar.models.placed import Placed
+from invar.weights.formats import QuantType, dequantize
 from invar.weights.gguf_shard import TensorInfo
 from invar.weights.hf_directory import CONFIG, HFDirectory
 from invar.weights.quantization_settings import quantization_settings
@@ -34,6 +35,7 @@ TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16} | {
         QuantType.MXFP4,
     )
 }
+TEXT_CONFIG = "text_config"  # of models that see or hear too, what their language model is
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -49,6 +51,13 @@ class HFMetadata(dict[str, Any]):
             value = key(config) if callable(key) else config.get(first(key, config))
             if value is not None:
                 self[full] = value
+
+
+def text_side(config: Config) -> Config:
+    """The configuration of the language model; in those that see or hear too, with what stands
+    outside of it."""
+    inner = config.get(TEXT_CONFIG)
+    return {**config, **inner} if isinstance(inner, Mapping) else config
 
 
 def first(key: Key, config: Config) -> str:
@@ -81,10 +90,11 @@ class HFSource:
         self.path = Path(path)
         self.directory = HFDirectory(self.path)
         try:
-            self.config: Config = self.directory.config
+            self.config = text_side(self.directory.config)
             self.stored = self._stored()
-            self.family = family_of(self.config)
+            self.family = family_of(self.directory.config)
             self.metadata = HFMetadata(self.family, self.config)
+            self._keys = ArchitectureKeys(self.metadata, self.family.architecture)
             self._presented = self._present()
         except BaseException:
             self.close()
@@ -98,7 +108,7 @@ class HFSource:
         name changes, else a copy."""
         presented = self._presented[name]
         info, placed = presented.info, presented.placed
-        parts = [self._part(stored, info.type, placed) for stored in presented.stored]
+        parts = [self._part(stored, placed) for stored in presented.stored]
         whole = (
             parts[0] if len(parts) == 1 else np.concatenate([part.reshape(-1) for part in parts])
         )
@@ -108,10 +118,12 @@ class HFSource:
         """The stored bytes behind `raw(name)`, if that makes others of them at every call."""
         presented = self._presented[name]
         made = [self._made_from(part) for part in presented.stored]
-        if len(made) == 1 and made[0] is None and not presented.placed.copies:
-            return None
-        stored = zip(presented.stored, made, strict=True)
-        return [raw for part, raws in stored for raw in raws or (self.stored.raw(part),)]
+        if len(made) == 1 and made[0] is None:
+            stored = self.stored.tensors[presented.stored[0]]
+            if not presented.placed.copies(self._keys, TYPES[stored.dtype], stored.shape):
+                return None
+        parts = zip(presented.stored, made, strict=True)
+        return [raw for part, raws in parts for raw in raws or (self.stored.raw(part),)]
 
     def column_order(self, name: str) -> npt.NDArray[np.int32] | None:
         """The input feature that each column of a tensor belongs to; None: its own."""
@@ -142,33 +154,27 @@ class HFSource:
         stored = self.stored
         return stored.method if isinstance(stored, QuantizedDirectory) else None
 
-    def _part(self, name: str, kind: QuantType, placed: Placed) -> npt.NDArray[np.uint8]:
+    def _part(self, name: str, placed: Placed) -> npt.NDArray[np.uint8]:
         """`[rows, row_bytes]` of one stored tensor, as it is presented."""
         stored = self.stored.tensors[name]
-        raw = self.stored.raw(name)
-        if placed.plus:
-            values = dequantize(raw, TYPES[stored.dtype], stored.shape) + np.float32(placed.plus)
-            raw = values.reshape(-1).view(np.uint8)
-        if placed.transposed and len(stored.shape) == 2:
-            elements = raw.reshape(*stored.shape, kind.block_bytes)
-            return np.ascontiguousarray(elements.swapaxes(0, 1)).reshape(stored.shape[1], -1)
-        rows = raw.reshape(stored.shape[0] if stored.shape else 1, -1)
-        if placed.rows is not None:
-            rows = rows[placed.rows(self.config, stored.shape[0])]
-        return rows
+        return placed.take(self._keys, self.stored.raw(name), TYPES[stored.dtype], stored.shape)
 
     def _present(self) -> dict[str, _Presented]:
         stacks: dict[str, _Stack] = {}
         for name, stored in self.stored.tensors.items():
-            if NUMBER.sub("{}", name) in self.family.left_out:
+            renamed = self.family.renamed
+            known = name if renamed is None else renamed(self.config, name)
+            if known is None or NUMBER.sub("{}", known) in self.family.left_out:
                 continue
-            ours, number, placed = self._place(name)
-            if ours == OUTPUT and self.config.get("tie_word_embeddings") is True:
-                continue  # the reference ties whatever is stored
-            stack = stacks.setdefault(ours, _Stack(placed))
-            if number in stack.stored:
-                raise SafetensorsError(f"{name} and {stack.stored[number].name} are both {ours}")
-            stack.stored[number] = stored
+            for ours, number, placed in self._places(known):
+                if ours == OUTPUT and self.config.get("tie_word_embeddings") is True:
+                    continue  # the reference ties whatever is stored
+                stack = stacks.setdefault(ours, _Stack(placed))
+                if number in stack.stored:
+                    raise SafetensorsError(
+                        f"{name} and {stack.stored[number].name} are both {ours}"
+                    )
+                stack.stored[number] = stored
         if OUTPUT not in stacks and self.config.get("tie_word_embeddings") is False:
             raise SafetensorsError(
                 f"{self.path}: the output matrix (lm_head.weight) is missing, and {CONFIG} says "
@@ -176,8 +182,8 @@ class HFSource:
             )
         return {ours: self._presented_as(ours, stack) for ours, stack in stacks.items()}
 
-    def _place(self, name: str) -> tuple[str, int, Placed]:
-        """Our name of a weight, its number in a stack, and what is done to it.
+    def _places(self, name: str) -> Iterator[tuple[str, int, Placed]]:
+        """Of every weight that a tensor holds: our name, its number in a stack, what is done to it.
 
         A weight without a place keeps its name: the registry refuses it, naming a near one.
         """
@@ -188,11 +194,12 @@ class HFSource:
         if entry is None:
             entry, ending = self.family.names.get(stem), f".{kind}"
         if entry is None:
-            return name, 0, Placed(name)
-        placed = Placed(entry) if isinstance(entry, str) else entry
-        taken = placed.name.count("{}")
-        inside = [int(number) for number in numbers[taken:]]
-        return placed.name.format(*numbers) + ending, inside[0] if inside else 0, placed
+            yield name, 0, Placed(name)
+            return
+        for weight in entry if isinstance(entry, tuple) else (entry,):
+            placed = Placed(weight) if isinstance(weight, str) else weight
+            inside = [int(number) for number in numbers[placed.name.count("{}") :]]
+            yield placed.name.format(*numbers) + ending, inside[0] if inside else 0, placed
 
     def _presented_as(self, ours: str, stack: _Stack) -> _Presented:
         if sorted(stack.stored) != list(range(len(stack.stored))):
@@ -210,20 +217,17 @@ class HFSource:
                 f"tensor {parts[0].name}: dtype {dtype} is not supported "
                 f"(supported: {', '.join(TYPES)})"
             )
-        kind = QuantType.F32 if stack.placed.plus else TYPES[dtype]
-        if stack.placed.transposed and len(shape) == 2 and kind not in PLAIN_TYPES:
-            raise SafetensorsError(
-                f"tensor {parts[0].name}: a quantised matrix of [in, out] is not supported"
-            )
-        if stack.placed.transposed and len(shape) == 2:
-            shape = shape[::-1]
-        if stack.placed.vector and shape[:-1] == (1,):
-            shape = shape[1:]
+        placed = stack.placed
+        try:
+            shape = placed.shape(self._keys, TYPES[dtype], shape)
+        except ConfigError as error:
+            raise ConfigError(f"tensor {parts[0].name}: {error}") from None
+        kind = placed.kind(TYPES[dtype])
         if len(parts) > 1:
             self._expect_in_order(parts)
             shape = (len(parts), *shape)
         info = TensorInfo(ours, shape, kind, kind.tensor_bytes(shape))
-        return _Presented(info, tuple(part.name for part in parts), stack.placed)
+        return _Presented(info, tuple(part.name for part in parts), placed)
 
     def _expect_in_order(self, parts: Sequence[StoredTensor]) -> None:
         """Parts of a stack have the columns of one input: that of each expert is the same."""

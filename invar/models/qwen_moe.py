@@ -23,9 +23,9 @@ from invar.models.hf import (
     EXPERT_NAMES,
     Config,
     HFFamily,
-    Placed,
 )
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.placed import Placed
 from invar.models.qwen import attention
 from invar.weights.hf_directory import CONFIG
 

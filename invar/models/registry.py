@@ -13,20 +13,25 @@ from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import ROPE_TENSORS
 
 if TYPE_CHECKING:
+    from invar.models.gguf_source import Fused
     from invar.models.hf import Config, HFFamily
     from invar.models.hf_source import HFSource
+    from invar.weights.gguf import GGUFFile
 
 # Modules of this folder and what to take from them: a start reads the family of its model alone.
 ARCHITECTURES: Mapping[str, str] = {
+    "chatglm": "glm4.build_chatglm",
     "deepseek2": "deepseek2.build",
     "gemma": "gemma.build",
     "gemma2": "gemma2.build",
     "gemma3": "gemma3.build",
+    "glm4": "glm4.build",
     "gpt-oss": "gpt_oss.build",
     "granite": "granite.build",
     "llama": "llama.build",
     "llama4": "llama4.build",
     "olmo2": "olmo2.build",
+    "phi3": "phi3.build",
     "qwen2": "qwen.build_qwen2",
     "qwen2moe": "qwen_moe.build_qwen2",
     "qwen3": "qwen.build_qwen3",
@@ -37,17 +42,27 @@ MODEL_TYPES: Mapping[str, str] = {
     "gemma": "gemma.HF",
     "gemma2": "gemma2.HF",
     "gemma3_text": "gemma3.HF",
+    "glm": "glm4.HF_GLM",
+    "glm4": "glm4.HF",
     "granite": "granite.HF",
     "llama": "llama.HF",
     "mistral": "llama.HF",
     "mixtral": "llama.HF",
     "olmo2": "olmo2.HF",
+    "phi3": "phi3.HF",
     "qwen2": "qwen.QWEN2",
     "qwen2_moe": "qwen_moe.HF_QWEN2",
     "qwen3": "qwen.QWEN3",
     "qwen3_moe": "qwen_moe.HF_QWEN3",
     "smollm3": "smollm3.HF",
 }
+
+FUSED: Mapping[str, str] = {
+    "chatglm": "glm4.FUSED",
+    "glm4": "glm4.FUSED",
+    "phi3": "phi3.FUSED",
+}
+"""Architectures whose GGUF files store several weights as one."""
 
 ARCHITECTURE_KEY = "general.architecture"
 
@@ -57,6 +72,22 @@ def open_directory(path: Path) -> HFSource:
     from invar.models.hf_source import HFSource
 
     return HFSource(path, family_of)
+
+
+def open_gguf(path: Path) -> GGUFFile:
+    """A model in GGUF form. Raises `GGUFError`, or `ConfigError` where weights that are stored as
+    one do not come apart."""
+    from invar.models.gguf_source import GGUFSource
+
+    return GGUFSource(path, lambda metadata: fused_of(metadata.get(ARCHITECTURE_KEY)))
+
+
+def fused_of(architecture: object) -> Fused:
+    """Tensors of GGUF that hold several weights of this architecture, and where these go."""
+    if not isinstance(architecture, str) or architecture not in FUSED:
+        return {}
+    fused: Fused = named(FUSED[architecture])
+    return fused
 
 
 def named(place: str) -> Any:

@@ -24,7 +24,10 @@ from invar.weights.safetensors import SafetensorsFile
 
 Floats = npt.NDArray[np.float32]
 
-FAMILIES = ("qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "gemma")
+FAMILIES = (
+    *("qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "gemma"),
+    *("phi3", "phi4_mini", "glm4", "glm"),
+)
 
 NAMES = {
     r"model\.embed_tokens": "token_embd",
@@ -36,13 +39,20 @@ NAMES = {
     r"model\.layers\.(\d+)\.self_attn\.o_proj": r"blk.\1.attn_output",
     r"model\.layers\.(\d+)\.self_attn\.([qk])_norm": r"blk.\1.attn_\2_norm",
     r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj": r"blk.\1.ffn_\2",
+    r"model\.layers\.(\d+)\.self_attn\.qkv_proj": r"blk.\1.attn_qkv",
+    r"model\.layers\.(\d+)\.mlp\.gate_up_proj": r"blk.\1.ffn_up",
 }
 POST_NORMS = {
     r"model\.layers\.(\d+)\.post_attention_layernorm": r"blk.\1.post_attention_norm",
     r"model\.layers\.(\d+)\.pre_feedforward_layernorm": r"blk.\1.ffn_norm",
     r"model\.layers\.(\d+)\.post_feedforward_layernorm": r"blk.\1.post_ffw_norm",
 }
-OWN_NAMES = {"gemma2": POST_NORMS, "olmo2": POST_NORMS}
+GLM_POST_NORMS = {
+    r"model\.layers\.(\d+)\.post_self_attn_layernorm": r"blk.\1.post_attention_norm",
+    r"model\.layers\.(\d+)\.post_mlp_layernorm": r"blk.\1.post_ffw_norm",
+}
+OWN_NAMES = {"gemma2": POST_NORMS, "olmo2": POST_NORMS, "glm4": GLM_POST_NORMS}
+OWN_ARCHITECTURES = {"phi4_mini": "phi3", "glm": "chatglm"}
 PERMUTED = ("smollm3", "granite")
 
 KEYS = {
@@ -73,6 +83,11 @@ OWN_KEYS = {
 UNSAID = {"gemma2": {"attention.scale": 0.125}}
 
 
+def architecture_of(name: str) -> str:
+    """What GGUF calls the family of a tiny model."""
+    return OWN_ARCHITECTURES.get(name, name)
+
+
 def family_directory(name: str) -> Path:
     return HERE / "families" / name
 
@@ -88,11 +103,15 @@ def family_golden(name: str) -> Golden:
         return Golden(token_ids, rows, arrays["logits"])
 
 
-def write_family_gguf(name: str, path: Path) -> Path:
+def write_family_gguf(name: str, path: Path, matrices: QuantType = QuantType.F16) -> Path:
+    """matrices: their number format; vectors are float32."""
     config = family_config(name)
-    writer = GGUFWriter(path, {"general.architecture": name} | gguf_keys(name, config))
-    for tensor, values in gguf_tensors(name, config).items():
-        kind = QuantType.F16 if values.ndim == 2 else QuantType.F32
+    writer = GGUFWriter(
+        path, {"general.architecture": architecture_of(name)} | gguf_keys(name, config)
+    )
+    tensors = gguf_tensors(name, config) | factor_tensors(config["rope_parameters"])
+    for tensor, values in tensors.items():
+        kind = matrices if values.ndim == 2 else QuantType.F32
         writer.add_tensor(tensor, values.shape, kind, values)
     writer.write()
     return path
@@ -102,7 +121,35 @@ def gguf_keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
     keys = KEYS | OWN_KEYS.get(name, {})
     found = {key: config[of] for key, of in keys.items() if config.get(of) is not None}
     found["rope.freq_base"] = float(config["rope_parameters"]["rope_theta"])
-    return {f"{name}.{key}": value for key, value in (found | UNSAID.get(name, {})).items()}
+    found |= UNSAID.get(name, {}) | partial_rotary(config) | longrope_keys(config)
+    if architecture_of(name) == "phi3":
+        found["attention.sliding_window"] = config["sliding_window"] or 0
+    return {f"{architecture_of(name)}.{key}": value for key, value in found.items()}
+
+
+def partial_rotary(config: dict[str, Any]) -> dict[str, Any]:
+    share = config["rope_parameters"].get("partial_rotary_factor", 1.0)
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return {} if share == 1.0 else {"rope.dimension_count": int(share * size)}
+
+
+def longrope_keys(config: dict[str, Any]) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    if rope["rope_type"] != "longrope":
+        return {}
+    return {
+        "rope.scaling.attn_factor": rope["attention_factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+
+
+def factor_tensors(rope: dict[str, Any]) -> dict[str, Floats]:
+    """What the converter writes beside the weights."""
+    return {
+        f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32)
+        for which in ("long", "short")
+        if f"{which}_factor" in rope
+    }
 
 
 def gguf_tensors(name: str, config: dict[str, Any]) -> dict[str, Floats]:

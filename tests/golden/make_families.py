@@ -39,6 +39,18 @@ SHARED: dict[str, Any] = {
 HEADS_OF_16: dict[str, Any] = {"head_dim": 16}
 TWO_HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
+
+def longrope(pairs: int, trained: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "long_factor": [1.0 + pair / 4 for pair in range(pairs)],
+        "short_factor": [1.0 + pair / 64 for pair in range(pairs)],
+        "attention_factor": 1.25,  # what GGUF can hold
+        "original_max_position_embeddings": trained,
+    }
+
+
 # name → class of the model, and its configuration beside what is shared
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", TWO_HEADS),
@@ -58,6 +70,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("Olmo2", TWO_HEADS),
     "gemma": ("Gemma", TWO_HEADS | {"head_dim": 32}),
+    "phi3": (
+        "Phi3",  # 48 tokens are beyond the trained length
+        TWO_HEADS
+        | {"sliding_window": 11, "original_max_position_embeddings": 32}
+        | {"rope_parameters": longrope(8, 32)},
+    ),
+    "phi4_mini": (
+        "Phi3",  # 48 tokens are within it
+        {"hidden_size": 64, "tie_word_embeddings": True, "original_max_position_embeddings": 256}
+        | {"rope_parameters": longrope(6, 256) | {"partial_rotary_factor": 0.75}},
+    ),
+    "glm4": ("Glm4", HEADS_OF_16),
+    "glm": ("Glm", HEADS_OF_16 | {"attention_bias": False}),
 }
 
 

@@ -14,9 +14,10 @@ from golden.tiny_models import HF_FORMS, load_golden, model_path
 
 from invar.graph.graph import GraphError
 from invar.graph.interpreter import Interpreter
-from invar.models.hf import HFFamily, Placed
+from invar.models.hf import HFFamily
 from invar.models.hf_source import HFSource
 from invar.models.metadata import ConfigError
+from invar.models.placed import Placed
 from invar.models.registry import build, open_directory
 from invar.weights.gguf import GGUFFile
 from invar.weights.safetensors import SafetensorsError
