@@ -81,6 +81,8 @@ class EngineConfig:
     tokenizer: str | None = None  # another file to take the tokenizer from
     served_model_name: str | tuple[str, ...] | None = None
     chat_template: str | None = None  # text of a template, in place of the file's own
+    generation_config: str = "auto"  # of sampling: the model's own, "vllm": none, or a path
+    override_generation_config: Mapping[str, Any] | None = None  # in its words; comes before it
     max_model_len: int | None = None  # None: the model's own, lowered to what KV memory holds
     max_num_seqs: int = DEFAULT_NUM_SEQS
     max_num_batched_tokens: int = 512
@@ -187,6 +189,16 @@ class EngineConfig:
     def _check_choices(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model: expected a path or a name, got {self.model!r}")
+        if not isinstance(self.generation_config, str) or not self.generation_config:
+            raise ValueError(
+                f"generation_config: expected auto, vllm or a path, got {self.generation_config!r}"
+            )
+        overrides = self.override_generation_config
+        if overrides is not None and not isinstance(overrides, Mapping):
+            raise ValueError(
+                f"override_generation_config: expected an object such as {{'temperature': 0.5}}, "
+                f"got {overrides!r:.80}"
+            )
         for name in ("tokenizer", "chat_template", "quantization", "kv_store"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):

@@ -129,7 +129,9 @@ class LLM:
         return self.model.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        return SamplingParams()
+        """What a call without `sampling_params` uses: the model's own, as `generation_config` and
+        `override_generation_config` have it."""
+        return self.model.defaults.params()
 
     def close(self) -> None:
         """Gives the model's memory back; a second call does nothing."""
@@ -198,7 +200,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """goes_on: the answer goes on with the prompt's text, it does not begin one."""
         if sampling_params is None:
-            sampling_params = SamplingParams()
+            sampling_params = self.get_default_sampling_params()
         params = one_each("sampling_params", sampling_params, len(prompts))
         priorities = one_each("priority", 0 if priority is None else priority, len(prompts))
         self._check_options(params, priorities)

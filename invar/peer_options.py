@@ -54,7 +54,6 @@ INERT: Reasons = {
     "code_revision": ((None,), "no code of a model is run"),
     "collect_detailed_traces": ((None,), METRICS),
     "compilation_config": ((None, 0), "there is nothing to compile"),
-    "config_format": ((None, "auto"), "the model is described by its GGUF file"),
     "cpu_offload_gb": ((None, 0), IN_MEMORY),
     "cpu_offload_params": ((None, []), IN_MEMORY),
     "cuda_graph_sizes": ((None, []), GRAPHS),
@@ -197,6 +196,10 @@ INERT: Reasons = {
 
 # What would change answers or placement, or is a feature of its own, and is not built.
 ABSENT: Reasons = {
+    "config_format": (
+        (None, "auto", "hf"),
+        "models are read from config.json, or from the metadata of GGUF",
+    ),
     "convert": ((None, "auto", "none"), "this model generates"),
     "data_parallel_rank": ((None, 0), "more than one replica needs more than one device"),
     "data_parallel_size": ((None, 1), "more than one replica needs more than one device"),
@@ -215,10 +218,6 @@ ABSENT: Reasons = {
         (None, False),
         WHOLE_TEXT,
     ),
-    "generation_config": (
-        (None, "auto", "vllm"),
-        "a GGUF file carries none and no other file is read; pass SamplingParams instead",
-    ),
     "hf_config_path": ((None,), "the model is described by its file"),
     "hf_overrides": ((None, {}), "the model is described by its file"),
     "io_processor_plugin": ((None,), "plug-ins over prompts and answers are not supported"),
@@ -234,7 +233,6 @@ ABSENT: Reasons = {
     "nnodes": ((None, 1), "it needs more than one machine"),
     "node_rank": ((None, 0), "it needs more than one machine"),
     "override_attention_dtype": ((None,), "the number formats are those of the file"),
-    "override_generation_config": ((None, {}), "pass SamplingParams instead"),
     "override_neuron_config": ((None, {}), "the devices here are: cpu"),
     "override_pooler_config": ((None,), "pooling models are not built yet"),
     "pipeline_parallel_size": ((None, 1), "it needs more than one device"),

@@ -138,7 +138,11 @@ class ResponseWriter(Frames):
     def response(self, status: str) -> dict[str, Any]:
         """The object without an answer."""
         fields, server = self._fields, self._call.server
-        reasoning = fields.reasoning
+        reasoning, defaults = fields.reasoning, server.model.defaults.values
+        temperature, top_p = (
+            defaults.get(name, 1.0) if (given := getattr(fields, name)) is None else given
+            for name in ("temperature", "top_p")
+        )
         return {
             "id": self._call.id,
             "object": "response",
@@ -160,12 +164,12 @@ class ResponseWriter(Frames):
             "service_tier": "default",
             "store": self.keeper is not None,
             "system_fingerprint": server.model.fingerprint,
-            "temperature": 1.0 if fields.temperature is None else fields.temperature,
+            "temperature": temperature,
             "text": {"format": (fields.text and fields.text.format) or {"type": "text"}},
             "tool_choice": fields.tool_choice or "auto",
             "tools": fields.tools or [],
             "top_logprobs": fields.top_logprobs or 0,
-            "top_p": 1.0 if fields.top_p is None else fields.top_p,
+            "top_p": top_p,
             "truncation": "disabled",
             "usage": None,
             "user": fields.user,

@@ -66,19 +66,20 @@ async def prepare_sampling(
     """
     check_limits(server.limits, fields)
     check_scheduling(server, fields)
-    given: dict[str, Any] = {
+    defaults = server.model.defaults
+    given: dict[str, Any] = dict(defaults.values) | {
         name: getattr(fields, name) for name in SAME_NAME if getattr(fields, name) is not None
     }
     if scores_only:
         check_range("min_tokens", given.pop("min_tokens", 0), 0, 2**31 - 1)
     field, form = structured_outputs(fields) or ("", None)
     try:
-        params = SamplingParams(
-            **given,
-            logprobs=logprobs,
-            max_tokens=max_tokens,
-            structured_outputs=None if scores_only else form,
-        )
+        given |= {
+            "logprobs": logprobs,
+            "max_tokens": max_tokens if scores_only else defaults.within_limit(max_tokens),
+            "structured_outputs": None if scores_only else form,
+        }
+        params = SamplingParams(**given)
         if params.structured_outputs is not None:
             await compiled(server.model.door, params.structured_outputs)
             return await asyncio.to_thread(server.model.door.prepare, params)

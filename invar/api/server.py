@@ -15,6 +15,7 @@ from invar.api.limits import Limits
 from invar.api.response_store import KeptResponses
 from invar.api.stream_guard import StreamGuard
 from invar.engine.door import Door
+from invar.engine.sampling_defaults import SamplingDefaults
 from invar.observe.access_log import AccessLog
 from invar.observe.metrics import QUIET_ROUTES, Metrics
 from invar.observe.requests import RequestRecord
@@ -38,6 +39,7 @@ class ServedModel:
     fingerprint: str
     replies: ModelReplies | None = None  # how they are read; None: it cannot chat
     root: str = ""  # where the model came from
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)  # of silent requests
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -99,6 +99,7 @@ LATER = "it comes with a later version"
 TLS = "the defaults of OpenSSL are used; put a proxy in front for others"
 PER_REQUEST = "each request asks for it itself"
 KV_TYPES = {"bf16": "bf16", "f16": "fp16", "q8_0": "int8"}  # K and V of a model are stored alike
+SAMPLING_DEFAULTS = {"model": "auto", "openai": "vllm"}
 KV_STORE = "what leaves the KV cache is kept on disk, as --kv-store and --kv-store-size say"
 NO_TEXT_LOGGED = "prompts and answers stay out of logs"
 
@@ -193,6 +194,8 @@ SGLANG: tuple[Rule, ...] = (
     inert("there is no warm-up to skip", "--skip-server-warmup", takes=Takes.NOTHING),
     sets("scheduling_policy", "--schedule-policy"),
     inert("nothing is guessed ahead", "--schedule-conservativeness"),
+    means("--generation-config", "--sampling-defaults", values=SAMPLING_DEFAULTS),
+    means("--override-generation-config", "--preferred-sampling-params"),
     inert("the token budget of a step covers it", "--max-prefill-tokens"),
     inert("KV memory is planned from the budget", "--max-total-tokens"),
     inert("the backend's pages hold 32 tokens", "--page-size", neutral=("32",)),

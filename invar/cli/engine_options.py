@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 def engine_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
     """Of the shared options and some of a command's own; None leaves a default as it is."""
+    from invar.engine.sampling_defaults import overriding
+
     options |= {
         "model": chosen_model(args),
         "num_threads": or_default("--threads", args.threads),
@@ -33,13 +35,32 @@ def engine_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
         "kv_cache_dtype": args.kv_cache_dtype,
         "tokenizer": args.tokenizer,
         "chat_template": args.chat_template and template_text(args.chat_template),
+        "generation_config": args.generation_config,
+        "override_generation_config": json_object(
+            "--override-generation-config", args.override_generation_config
+        ),
     }
     given = {name: value for name, value in options.items() if value is not None}
     for item in args.engine_option or ():
         name, _, value = item.partition("=")
         given[name.replace("-", "_")] = json.loads(value)
     with as_typed(args.typed):
-        return EngineConfig.from_args(**given)
+        config = EngineConfig.from_args(**given)
+    overriding(config)  # before a model is read
+    return config
+
+
+def json_object(flag: str, given: str | None) -> dict[str, Any] | None:
+    """Raises ValueError where a flag's value is no JSON object."""
+    if given is None:
+        return None
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f'{flag}: {given[:60]!r} is no JSON object such as {{"temperature": 0.5}}')
+    return found
 
 
 @contextmanager

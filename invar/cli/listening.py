@@ -156,6 +156,7 @@ def announce(
     *,
     chats: bool,
     needs_key: bool,
+    sampling: str | None = None,
     tls: Tls | None = None,
 ) -> None:
     """What the model takes, where it is, and a command that works.
@@ -174,6 +175,8 @@ def announce(
         f"{config.max_num_batched_tokens} tokens a step"
     )
     print(f"  {kv_store(facts.store)}")
+    if sampling is not None:
+        print(f"  Sampling, where a request does not say: {sampling}")
     url = f"{'https' if tls else 'http'}://{reachable}:{port}"
     print(f"\nListening on {url}   (Ctrl-C ends)\n")
     print(curl(url, chats, needs_key, tls))

@@ -134,4 +134,12 @@ def add_engine_options(parser: CommandParser) -> None:
     add_kv_format(parser)
     parser.value("--tokenizer", metavar="MODEL", help="another file to take the tokenizer from")
     parser.value("--chat-template", metavar="FILE", help="jinja2, in place of the model's own")
+    parser.value(
+        "--generation-config",
+        metavar="auto|vllm|PATH",
+        help="defaults of sampling: auto the model's own, vllm none of them, or of another file",
+    )
+    parser.value(
+        "--override-generation-config", metavar="JSON", help='before those: {"temperature": 0.5}'
+    )
     parser.value("--engine-option", action="append", help=argparse.SUPPRESS)

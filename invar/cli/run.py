@@ -7,20 +7,25 @@ import io
 import os
 import shlex
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from invar.cli.engine_options import chosen_model, engine_config, load, or_default, say
 from invar.cli.parser import CommandParser, add_engine_options, decimal, whole
 from invar.cli.rewrite import CommandLineError
 from invar.observe.logs import set_up_logging
 
+if TYPE_CHECKING:
+    from invar.engine.sampling_defaults import SamplingDefaults
+    from invar.engine.sampling_params import SamplingParams
+
 DESCRIPTION = """\
 Answers a prompt in the terminal, or chats if there is none (/bye or Ctrl-D ends). What is piped in
 is the prompt; beside -p it is read where -f - asks for it. Ctrl-C stops the answer. llama.cpp's
 spellings work too."""
 
-# llama.cpp's defaults of the sampler, which suit small models.
-TEMPERATURE, TOP_K, TOP_P, MIN_P = 0.8, 40, 0.95, 0.05
+# llama.cpp's defaults of the sampler, which suit small models; the model's own come before them.
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+OF_SAMPLER = (*DEFAULTS, "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
 
 PROMPT_HINT = "; a prompt goes after -p, in quotes"
 
@@ -37,11 +42,13 @@ def parser() -> CommandParser:
         type=whole,
         help="longest answer in tokens; absent or -1: until it ends or the context is full",
     )
-    parser.value("--temperature", "--temp", type=decimal, default=TEMPERATURE, help="0: greedy")
-    parser.value("--top-k", type=whole, default=TOP_K, help="0: off")
-    parser.value("--top-p", type=decimal, default=TOP_P, help="1: off")
-    parser.value("--min-p", type=decimal, default=MIN_P, help="0: off")
-    parser.value("--repetition-penalty", type=decimal, default=1.0, help="1: off")
+    usual = "; the model's own, or {}"
+    for name, kind, off in (("top-k", whole, 0), ("top-p", decimal, 1), ("min-p", decimal, 0)):
+        default = usual.format(DEFAULTS[name.replace("-", "_")])
+        parser.value(f"--{name}", type=kind, help=f"{off}: off{default}")
+    default = usual.format(DEFAULTS["temperature"])
+    parser.value("--temperature", "--temp", type=decimal, help=f"0: greedy{default}")
+    parser.value("--repetition-penalty", type=decimal, help=f"1: off{usual.format(1)}")
     parser.value("--presence-penalty", type=decimal, default=0.0, help="0: off")
     parser.value("--frequency-penalty", type=decimal, default=0.0, help="0: off")
     parser.value("--seed", type=whole, help="the same seed, the same text")
@@ -58,23 +65,11 @@ def parser() -> CommandParser:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from invar.engine.sampling_params import SamplingParams
+    from invar.engine.sampling_defaults import SamplingDefaults
 
     set_up_logging(args.log_level, plain=True)
     form_option, form = wanted_form(args)
-    params = SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        seed=args.seed,
-        ignore_eos=args.ignore_eos,
-        max_tokens=longest_answer(args.max_tokens),
-        structured_outputs=form,
-    )
+    wanted_params(args, form, SamplingDefaults())  # what is wrong is said before a model is read
     refuse_text_as_model(chosen_model(args))
     # One person talks to one engine: the memory of more rows is not wanted.
     rows = or_default("--max-num-seqs", args.max_num_seqs)
@@ -86,6 +81,9 @@ def execute(args: argparse.Namespace) -> int:
     terminal = Terminal.open(args.color)
     loaded = load(config)
     try:
+        params = wanted_params(args, form, loaded.defaults)
+        if loaded.defaults.line is not None:
+            say(f"invar: sampling, where no option says: {loaded.defaults.line}")
         try:
             conversation = Conversation(loaded, params, system=args.system, raw=args.raw)
         except ValueError as error:
@@ -98,6 +96,20 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     finally:
         loaded.close()
+
+
+def wanted_params(
+    args: argparse.Namespace, form: dict[str, str] | None, defaults: SamplingDefaults
+) -> SamplingParams:
+    """What was typed, then the model's own, then llama.cpp's."""
+    from invar.engine.sampling_params import SamplingParams
+
+    typed = {name: getattr(args, name) for name in OF_SAMPLER if getattr(args, name) is not None}
+    values: dict[str, Any] = DEFAULTS | dict(defaults.values) | typed
+    values["max_tokens"] = longest_answer(args.max_tokens)
+    if args.max_tokens is None or defaults.max_tokens is not None:
+        values["max_tokens"] = defaults.within_limit(values["max_tokens"])
+    return SamplingParams(**values, ignore_eos=args.ignore_eos, structured_outputs=form)
 
 
 def wanted_form(args: argparse.Namespace) -> tuple[str, dict[str, str] | None]:

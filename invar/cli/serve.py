@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from invar.api.server import Server
     from invar.cli.tls import Tls
     from invar.config import EngineConfig
+    from invar.engine.loader import TextSide
     from invar.observe.traces import Traces
     from invar.serving.messages import EngineFacts, EnginePort
-    from invar.text.chat_template import ChatTemplate
-    from invar.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("invar.api")
 
@@ -174,7 +173,8 @@ def execute(args: argparse.Namespace) -> int:
             path,
             facts,
             listener,
-            chats=text[1] is not None,
+            chats=text.chat_template is not None,
+            sampling=text.defaults.line,
             needs_key=bool(http.keys),
             tls=tls,
         )
@@ -214,7 +214,7 @@ def serve_config(args: argparse.Namespace) -> EngineConfig:
     )
 
 
-def load_text(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+def load_text(config: EngineConfig) -> TextSide:
     """All that an HTTP process has of the model; what it needs besides is imported with it."""
     import invar.api.app  # noqa: F401
     from invar.engine.loader import load_text_alone
@@ -312,7 +312,7 @@ def kept_responses(folder: str | None, size: int | None) -> KeptResponses | None
 def http_server(
     config: EngineConfig,
     facts: EngineFacts,
-    text: tuple[Tokenizer, ChatTemplate | None],
+    text: TextSide,
     port: EnginePort,
     http: HttpOptions,
 ) -> Server:
@@ -334,7 +334,7 @@ def http_server(
         dtype=config.kv_format,
         prefix_caching=config.enable_prefix_caching is not False,
     )
-    tokenizer, chat_template = text
+    tokenizer, chat_template = text.tokenizer, text.chat_template
     replies, notice = None, None
     if chat_template is not None:
         replies, notice = model_replies(
@@ -354,13 +354,14 @@ def http_server(
             replies=replies,
             door=door_of(
                 config,
-                tokenizer,
+                text,
                 vocab_size=facts.vocab_size,
                 max_model_len=facts.max_model_len,
                 kv_capacity_tokens=facts.kv_capacity_tokens,
             ),
             fingerprint=facts.fingerprint,
             root=config.model,
+            defaults=text.defaults,
         ),
         AsyncEngine(port, metrics),
         metrics,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import RunnerInfo
@@ -24,6 +25,7 @@ from invar.engine.model_files import (
 from invar.engine.page_file import PageLayout
 from invar.engine.page_store import PageStore, open_store
 from invar.engine.quantization import apply_quantization
+from invar.engine.sampling_defaults import SamplingDefaults, overriding, sampling_defaults
 from invar.grammar.compiler import GrammarCompiler
 from invar.graph.graph import Graph, GraphError, KVFormat
 from invar.graph.passes import with_kv_format, with_longest
@@ -58,6 +60,14 @@ class LoadedEngine:
         self.engine.close()
 
 
+class TextSide(NamedTuple):
+    """What whoever talks with a model has of it, and the engine has not."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    defaults: SamplingDefaults
+
+
 @dataclass
 class LoadedModel(LoadedEngine):
     """Everything that serves one model in this process."""
@@ -65,6 +75,7 @@ class LoadedModel(LoadedEngine):
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     door: Door
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)  # of silent requests
 
 
 def load_engine(config: EngineConfig) -> LoadedModel:
@@ -73,29 +84,39 @@ def load_engine(config: EngineConfig) -> LoadedModel:
     Raises ValueError (or one of its kinds: ModelSourceError, GGUFError, ConfigError, GraphError,
     DoesNotFit) for what is wrong with the options, the file or the memory.
     """
+    overriding(config)  # before anything is read
     path = resolve(config.model)
     with open_model(path) as source, ThreadPoolExecutor(max_workers=1) as beside:
         # Packing leaves the interpreter to others, so the text side is built meanwhile.
         text = beside.submit(load_text, config, text_of(source))
         computing = build_engine(config, path, source)
         try:
-            tokenizer, chat_template = text.result()
+            side = text.result()
         except BaseException:
             computing.close()
             raise
     engine = computing.engine
     grammars = engine.guidance.grammars
     assert grammars is not None
-    grammars.load = lambda: tokenizer  # it is here already
+    grammars.load = lambda: side.tokenizer  # it is here already
     door = door_of(
         config,
-        tokenizer,
+        side,
         grammars,
         vocab_size=computing.info.vocab_size,
         max_model_len=engine.max_model_len,
         kv_capacity_tokens=engine.kv_capacity_tokens,
     )
-    return LoadedModel(config, path, engine, computing.info, tokenizer, chat_template, door)
+    return LoadedModel(
+        config,
+        path,
+        engine,
+        computing.info,
+        side.tokenizer,
+        side.chat_template,
+        door,
+        side.defaults,
+    )
 
 
 def load_engine_alone(config: EngineConfig) -> LoadedEngine:
@@ -105,7 +126,7 @@ def load_engine_alone(config: EngineConfig) -> LoadedEngine:
         return build_engine(config, path, source)
 
 
-def load_text_alone(config: EngineConfig) -> tuple[Tokenizer, ChatTemplate | None]:
+def load_text_alone(config: EngineConfig) -> TextSide:
     """The text side of the model whose engine runs in another process."""
     with open_text(resolve(config.model)) as text:
         return load_text(config, text)
@@ -135,25 +156,26 @@ def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedE
         store=page_store(config, source, runner.info),
         store_salted=config.kv_store_salted,
         paces_prompts=config.paces_prompts,
-        grammars=GrammarCompiler(lambda: load_text_alone(config)[0], runner.info.vocab_size),
+        grammars=GrammarCompiler(lambda: load_text_alone(config).tokenizer, runner.info.vocab_size),
     )
     return LoadedEngine(config, path, engine, runner.info)
 
 
 def door_of(
     config: EngineConfig,
-    tokenizer: Tokenizer,
+    text: TextSide,
     grammars: GrammarCompiler | None = None,
     *,
     vocab_size: int,
     max_model_len: int,
     kv_capacity_tokens: int,
 ) -> Door:
+    tokenizer = text.tokenizer
     return Door(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         kv_capacity_tokens=kv_capacity_tokens,
-        eos_token_ids=tokenizer.stop_token_ids,
+        eos_token_ids=tokenizer.stop_token_ids | text.defaults.eos_token_ids,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
         max_logprobs=config.max_logprobs,
         seeds=SeedSource(config.seed),
@@ -174,8 +196,10 @@ def page_store(config: EngineConfig, source: ModelFile, info: RunnerInfo) -> Pag
     return open_store(Path(config.kv_store), layout, config.kv_store_bytes)
 
 
-def load_text(config: EngineConfig, text: ModelText) -> tuple[Tokenizer, ChatTemplate | None]:
-    return load_tokenizer(config, text), load_template(config, text)
+def load_text(config: EngineConfig, text: ModelText) -> TextSide:
+    return TextSide(
+        load_tokenizer(config, text), load_template(config, text), sampling_defaults(config, text)
+    )
 
 
 def load_tokenizer(config: EngineConfig, text: ModelText) -> Tokenizer:

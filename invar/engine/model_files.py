@@ -8,17 +8,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
+
 from invar.models import registry
 from invar.text import hf_tokenizer
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile, Metadata
-from invar.weights.hf_directory import TEMPLATE, text_files
+from invar.weights.hf_directory import GENERATION, TEMPLATE, text_files
 
 if TYPE_CHECKING:
     from invar.models.hf_source import HFSource
 
 ModelFile: TypeAlias = "GGUFFile | HFSource"
+
+# Names after the prefix; llama.cpp's converter makes them of a generation_config.json, whose names
+# those that do not stand here are.
+# https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
+SAMPLING_PREFIX = "general.sampling."
+SAMPLING_NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -34,6 +42,10 @@ class ModelText(Protocol):
 
     def token_count(self) -> int | None:
         """Ids of the tokenizer; None if the model has none."""
+
+    def generation(self) -> tuple[dict[str, Any], str]:
+        """What the model says about sampling, in the words of generation_config.json and as it
+        stands there; and where it stands."""
 
 
 class GGUFText:
@@ -53,6 +65,14 @@ class GGUFText:
         entry = self.metadata.entry(TOKENS_KEY)  # told without reading them
         return None if entry is None else entry.count
 
+    def generation(self) -> tuple[dict[str, Any], str]:
+        found = {}
+        for key in self.metadata:
+            if key.startswith(SAMPLING_PREFIX):
+                name = key.removeprefix(SAMPLING_PREFIX)
+                found[SAMPLING_NAMES.get(name, name)] = as_written(self.metadata[key])
+        return found, f"{self.metadata.file_name}: {SAMPLING_PREFIX}*"
+
 
 class HFText:
     def __init__(self, path: Path) -> None:
@@ -67,6 +87,16 @@ class HFText:
     def token_count(self) -> int | None:
         present = hf_tokenizer.FILE in self.files
         return hf_tokenizer.token_count(self.files) if present else None
+
+    def generation(self) -> tuple[dict[str, Any], str]:
+        return self.files.get(GENERATION, {}), GENERATION
+
+
+def as_written(value: Any) -> Any:
+    """In Python's types; what the file has in float32 as it was typed: 0.95, not 0.949999988."""
+    if isinstance(value, float):
+        return float(str(np.float32(value)))
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def open_model(path: Path) -> ModelFile:

@@ -25,6 +25,7 @@ from invar.api.protocol import Connection
 from invar.api.server import ServedModel, Server
 from invar.engine.door import Door
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from invar.engine.sampling_defaults import SamplingDefaults
 from invar.observe.metrics import Metrics
 from invar.serving.async_engine import AsyncEngine
 from invar.text.chat_template import ChatTemplate
@@ -211,6 +212,7 @@ def served(
     template: str | None = None,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
+    defaults: SamplingDefaults | None = None,
     **options: Any,
 ) -> tuple[Server, ScriptedEngine]:
     metadata = vocabulary(add_bos)
@@ -236,6 +238,7 @@ def served(
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
         ),
         fingerprint="fp_test",
+        defaults=defaults or SamplingDefaults(),
     )
     metrics = Metrics("scripted")
     async_engine = AsyncEngine(ThreadPort(engine), metrics)

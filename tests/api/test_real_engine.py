@@ -17,7 +17,7 @@ import pytest
 from invar.api.keys import KeyRing
 from invar.cli.serve import HttpOptions, http_server
 from invar.config import EngineConfig
-from invar.engine.loader import LoadedModel, load_engine
+from invar.engine.loader import LoadedModel, TextSide, load_engine
 from invar.serving.messages import EngineFacts
 
 from .in_process import ThreadPort
@@ -60,7 +60,7 @@ def real_server(config: EngineConfig, **options: Any) -> Iterator[RealServer]:
         kv_bytes=0,
         fingerprint=loaded.info.fingerprint,
     )
-    text = loaded.tokenizer, loaded.chat_template
+    text = TextSide(loaded.tokenizer, loaded.chat_template, loaded.defaults)
     server = http_server(
         config, facts, text, ThreadPort(loaded.engine), HttpOptions(KeyRing(), **options)
     )

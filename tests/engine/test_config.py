@@ -75,7 +75,7 @@ def test_what_would_change_answers_and_is_not_built_is_refused(name: str) -> Non
         ("revision", "a1b2c3"),
         ("load_format", "dummy"),
         ("device", "cuda"),
-        ("generation_config", "/some/folder"),
+        ("config_format", "mistral"),
         ("tokenizer_mode", "slow"),
         ("task", "embed"),
     ],

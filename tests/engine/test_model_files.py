@@ -56,12 +56,12 @@ def test_the_fingerprint_follows_weights_and_configuration(tmp_path: Path) -> No
 
 def test_text_and_engine_are_loaded_apart(tmp_path: Path) -> None:
     directory = write_hf_directory("llama_plain", tmp_path / "model")
-    tokenizer, template = load_text_alone(config(directory))
+    tokenizer, template, _ = load_text_alone(config(directory))
     assert template is not None
     computing = load_engine_alone(config(directory))
     computing.close()
     assert computing.info.vocab_size == tokenizer.vocab_size  # the padding has no ids
-    _, other = load_text_alone(config(directory, chat_template="{{ messages[0].content }}!"))
+    _, other, _ = load_text_alone(config(directory, chat_template="{{ messages[0].content }}!"))
     assert other is not None
     assert other.render([{"role": "user", "content": "hi"}]) == "hi!"
 
@@ -75,7 +75,7 @@ def test_a_tokenizer_of_another_place(tmp_path: Path) -> None:
     (directory / "config.json").write_bytes((alone / "config.json").read_bytes())
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json.*--tokenizer"):
         load_text_alone(config(directory))
-    tokenizer, _ = load_text_alone(config(directory, tokenizer=str(alone)))
+    tokenizer, _, _ = load_text_alone(config(directory, tokenizer=str(alone)))
     assert tokenizer.encode("ABC").tolist() == [65, 66, 67]
 
 
