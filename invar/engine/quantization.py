@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,23 +14,12 @@ from invar import _native
 from invar.backends.cpu.formats import WEIGHT_FORMATS, weight_format
 from invar.backends.cpu.memory import usable_threads
 from invar.backends.cpu.packing import made_from
+from invar.engine.quantization_names import AS_IT_IS, MADE_AT_LOAD, meaning_of, normalised
 from invar.graph.graph import Experts, Graph, Linear, Route, raw_rows
 from invar.models.metadata import ModelSource
 from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
 
 logger = logging.getLogger("invar")
-
-MADE_AT_LOAD = {
-    "int8": QuantType.INT8,
-    "fp8": QuantType.FP8,
-    "q8_0": QuantType.Q8_0,
-    "q5_1": QuantType.Q5_1,
-    "q5_0": QuantType.Q5_0,
-    "q4_1": QuantType.Q4_1,
-    "q4_0": QuantType.Q4_0,
-}
-CALIBRATED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round")
-OF_CHECKPOINTS = ("gguf", "compressed-tensors", "mxfp4", "nvfp4", "modelopt", "fbgemm_fp8")
 
 HEAD = QuantType.Q8_0
 """Of the output matrix, whatever the others become: its errors go into the logits as they are. The
@@ -89,36 +77,39 @@ def apply_quantization(
     | X already   | X (of GGUF also `gguf`)  | one notice                                    |
     | plain       | one of `MADE_AT_LOAD`    | made, with a line                             |
     | plain       | one that is calibrated   | ValueError that names the ways out            |
-    | quantised   | another one              | ValueError: quantising twice loses twice      |
+    | quantised   | another one, or none     | ValueError: quantising twice loses twice      |
 
     name: of the model, for messages.
     """
-    if wanted is None:
+    if wanted is None or normalised(wanted) == "auto":
         return source
-    asked = wanted.lower().replace("w8a8", "int8")
     has = formats_of(graph, source)
     stored = checkpoint_method(source)
-    if asked in (stored, f"{stored}_marlin") or has == {MADE_AT_LOAD.get(asked)}:
+    quantised = ", ".join(sorted(kind.name for kind in has if kind not in PLAIN_TYPES))
+    if normalised(wanted) in AS_IT_IS:
+        if quantised:
+            raise ValueError(
+                f"quantization={wanted!r}: {name} is quantised ({quantised}); leave it out"
+            )
+        return source
+    meaning = meaning_of(wanted)
+    if stored in meaning.methods or (meaning.made and has == {MADE_AT_LOAD[meaning.made]}):
         logger.warning("quantization=%s: %s is that already", wanted, name)
         return source
-    if asked not in (*MADE_AT_LOAD, *CALIBRATED, *OF_CHECKPOINTS):
-        raise ValueError(f"quantization: {wanted!r} is not known{nearest(asked)}")
     ways = f"{', '.join(MADE_AT_LOAD)} can be made of plain weights at load"
-    quantised = sorted(kind.name for kind in has if kind not in PLAIN_TYPES)
     if quantised:
+        how = "" if stored in (None, "gguf") else f"{stored}: "
         raise ValueError(
-            f"quantization={wanted!r}: {name} is quantised already ({', '.join(quantised)}), and "
+            f"quantization={wanted!r}: {name} is quantised already ({how}{quantised}), and "
             f"quantising again would lose twice; leave the option out, or use a checkpoint with "
             f"plain weights ({ways})"
         )
-    if asked in CALIBRATED:
+    if meaning.made is None:
         raise ValueError(
-            f"quantization={wanted!r}: {name} has plain weights, and {asked} has to be calibrated "
-            f"with data; use a checkpoint that was made with it, or another format: {ways}"
+            f"quantization={wanted!r}: {name} has plain weights, and {wanted} {meaning.reason}; "
+            f"use a checkpoint that was made with it, or another format: {ways}"
         )
-    if asked not in MADE_AT_LOAD:
-        raise ValueError(f"quantization={wanted!r}: {name} has plain weights; {ways}")
-    return quantized(wanted, MADE_AT_LOAD[asked], graph, source, name)
+    return quantized(wanted, MADE_AT_LOAD[meaning.made], graph, source, name)
 
 
 def quantized(
@@ -133,10 +124,11 @@ def quantized(
         else:
             made[name] = target
     logger.warning(
-        "quantization=%s: %d matrices of %s are quantised as they are loaded%s%s",
+        "quantization=%s: %d matrices of %s are quantised to %s as they are loaded%s%s",
         wanted,
         len(made),
         model,
+        kind.name,
         f", the output matrix to {HEAD.name}" if HEAD in made.values() and kind is not HEAD else "",
         f"; {len(left)} stay as they are, their rows being no whole blocks: {left[0]} …"
         if left
@@ -167,9 +159,3 @@ def formats_of(graph: Graph, source: ModelSource) -> set[QuantType]:
 def checkpoint_method(source: ModelSource) -> str | None:
     """How the checkpoint calls what was done to it: `gguf`, or `quant_method` of its config."""
     return getattr(source, "quantization", None)
-
-
-def nearest(asked: str) -> str:
-    known = (*MADE_AT_LOAD, *CALIBRATED, *OF_CHECKPOINTS)
-    near = difflib.get_close_matches(asked, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"

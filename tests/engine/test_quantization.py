@@ -15,12 +15,8 @@ from invar import _native
 from invar.backends.cpu.formats import WEIGHT_FORMATS
 from invar.config import EngineConfig
 from invar.engine.loader import load_engine
-from invar.engine.quantization import (
-    CALIBRATED,
-    MADE_AT_LOAD,
-    QuantizedSource,
-    apply_quantization,
-)
+from invar.engine.quantization import QuantizedSource, apply_quantization
+from invar.engine.quantization_names import CALIBRATION, KNOWN, MADE_AT_LOAD
 from invar.graph.interpreter import Interpreter
 from invar.models.registry import build
 from invar.weights.formats import QuantType, dequantize, quantize
@@ -68,9 +64,9 @@ def test_made_at_load(wanted: str, caplog: pytest.LogCaptureFixture) -> None:
     """Logits are those of the formats, and near those of the plain weights."""
     source = float_model(layers=1)
     made = applied(wanted, source)
-    assert "quantised as they are loaded, the output matrix to Q8_0" in caplog.text or (
-        wanted == "q8_0" and "quantised as they are loaded" in caplog.text
-    )
+    kind = MADE_AT_LOAD[wanted].name
+    head = "" if wanted == "q8_0" else ", the output matrix to Q8_0"
+    assert f"are quantised to {kind} as they are loaded{head}" in caplog.text
     assert made.tensors["blk.0.ffn_up.weight"].type == MADE_AT_LOAD[wanted]
     assert made.tensors["token_embd.weight"].type == QuantType.Q8_0  # tied
     assert made.tensors["output_norm.weight"].type == QuantType.F32
@@ -100,10 +96,71 @@ def test_already_that_is_one_notice(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("wanted", CALIBRATED)
+def named(**having: object) -> list[str]:
+    """The names that have such a meaning."""
+    return [
+        name
+        for name, meaning in KNOWN.items()
+        if all(getattr(meaning, key) == value for key, value in having.items())
+    ]
+
+
+@pytest.mark.parametrize("wanted", named(reason=CALIBRATION))
 def test_what_needs_calibration_names_the_ways_out(wanted: str) -> None:
-    with pytest.raises(ValueError, match=rf"{wanted} has to be calibrated.*int8, fp8, q8_0"):
+    message = rf"plain weights, and {wanted} has to be calibrated.*made with it.*int8, fp8, q8_0"
+    with pytest.raises(ValueError, match=message):
         applied(wanted, float_model(layers=1))
+
+
+@pytest.mark.parametrize("wanted", [name for name in KNOWN if KNOWN[name].made is not None])
+def test_names_of_peers_make_what_they_mean(wanted: str) -> None:
+    made = applied(wanted.replace("_", "-").upper(), float_model(layers=1))
+    found = made.tensors["blk.0.ffn_up.weight"].type
+    assert found == MADE_AT_LOAD[KNOWN[wanted].made]
+
+
+@pytest.mark.parametrize("wanted", KNOWN)
+def test_every_name_has_an_answer_on_a_quantised_model(
+    wanted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = one_format(QuantType.INT8, layers=1)
+    source.quantization = "compressed-tensors"
+    if KNOWN[wanted].made == "int8" or wanted == "compressed_tensors":
+        assert applied(wanted, source) is source
+        assert caplog.messages == [f"quantization={wanted}: model is that already"]
+    else:
+        with pytest.raises(ValueError, match=r"quantised already \(compressed-tensors: INT8\)"):
+            applied(wanted, source)
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("awq", "awq awq_marlin AWQ auto-awq moe_wna16 marlin"),
+        ("gptq", "gptq gptq_marlin gptq-marlin exllama"),
+        ("fp8", "fp8 w8a8_fp8 ptpc_fp8"),
+        ("auto-round", "auto-round inc"),
+        ("modelopt", "modelopt modelopt_fp8"),
+        ("mxfp4", "mxfp4"),
+        ("gguf", "gguf"),
+    ],
+)
+def test_a_checkpoint_by_its_method(
+    method: str, names: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = one_format(QuantType.Q4_0, layers=1)
+    source.quantization = method
+    for count, name in enumerate(names.split(), 1):
+        assert applied(name, source) is source
+        assert len(caplog.messages) == count
+
+
+def test_none_and_auto() -> None:
+    plain, quantised = float_model(layers=1), one_format(QuantType.Q4_K, layers=1)
+    assert all(applied(name, plain) is plain for name in ("none", "auto", "unquant"))
+    assert applied("auto", quantised) is quantised
+    with pytest.raises(ValueError, match=r"'none': model is quantised \(Q4_K\)"):
+        applied("none", quantised)
 
 
 def test_quantising_twice_is_refused() -> None:
@@ -115,8 +172,10 @@ def test_quantising_twice_is_refused() -> None:
     ("wanted", "message"),
     [
         ("q8_1", "not known; did you mean q8_0"),
-        ("compressed-tensors", "has plain weights; int8, fp8"),
-        ("bitsandbytes", r"not known \(known: int8"),
+        ("apq", "not known; did you mean awq"),
+        ("zzz", r"not known \(known: int8"),
+        ("compressed-tensors", "is a format of checkpoints, which is not made at load; .* int8"),
+        ("bitsandbytes", "has plain weights, and bitsandbytes has no kernel here; .* int8, fp8"),
     ],
 )
 def test_what_cannot_be_made(wanted: str, message: str) -> None:
