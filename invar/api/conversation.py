@@ -14,11 +14,12 @@ from starlette.requests import Request
 from invar.api.calls import Call, start_call
 from invar.api.errors import ApiError, context_overflow
 from invar.api.fields import ChatFields
-from invar.api.prompts import chat_prompt, check_fits
+from invar.api.prompts import ChatPrompt, chat_prompt, check_fits
 from invar.api.refusals import cannot
 from invar.api.sampling import choice_requests, prepare_sampling, tenant_of
 from invar.api.server import Server
 from invar.api.tools import ToolUse
+from invar.grammar.thoughts import Thoughts
 from invar.text.reply import MarkedFormat, Reply, ReplyFormat
 
 
@@ -52,7 +53,15 @@ async def start_conversation(
     form = reply_format(server, fields, prompt.tools)
     shown = server.model.replies.shown_ids if form and server.model.replies else frozenset()
     tenant = tenant_of(server, request, fields)
-    choices = choice_requests(server, fields, ready, prompt.ids, tenant, shown_ids=shown)
+    choices = choice_requests(
+        server,
+        fields,
+        ready,
+        prompt.ids,
+        tenant,
+        shown_ids=shown,
+        thoughts=thoughts_of(server, prompt),
+    )
     new_reply = partial(
         Reply,
         form,
@@ -82,6 +91,14 @@ def reply_format(server: Server, fields: ChatFields, tools: ToolUse) -> ReplyFor
         if form.reasoning is None and tools.schemas is None:
             return None
     return form
+
+
+def thoughts_of(server: Server, prompt: ChatPrompt) -> Thoughts | None:
+    """Those that may stand before the answer, however the reply is told."""
+    replies = server.model.replies
+    thoughts = None if replies is None else replies.form.thoughts(prompt.end, prompt.continued)
+    # Those that the prompt has opened come, whatever was asked for.
+    return thoughts if thoughts and (prompt.thinks or thoughts.have_begun) else None
 
 
 def check_begins(server: Server, prompt_tokens: int) -> None:

@@ -46,6 +46,7 @@ class ChatPrompt:
     end: str  # the last of it as text
     continued: str  # the message that the reply goes on with
     tools: ToolUse = NO_TOOLS
+    thinks: bool = True  # the request has not switched thoughts off
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -117,7 +118,13 @@ async def chat_prompt(
     characters = sum(content_length(message) for message in checked)
     text, ids = await encoded(server, encode, characters, "messages", body_bytes)
     continued = final_text(checked) if continues else ""
-    return ChatPrompt(ids, text[-PROMPT_END:], continued, tools)
+    return ChatPrompt(ids, text[-PROMPT_END:], continued, tools, wants_thoughts(variables))
+
+
+def wants_thoughts(variables: Mapping[str, Any]) -> bool:
+    """What a request says to the template of thoughts: some are asked for unless it says no."""
+    switches = (variables.get(name) for name in ("enable_thinking", "thinking"))
+    return variables.get("reasoning_effort") != "none" and False not in switches
 
 
 def final_text(messages: list[Message]) -> str:

@@ -21,6 +21,7 @@ from invar.api.structured import compiled, structured_outputs
 from invar.engine.door import ResolvedParams
 from invar.engine.request import EngineRequest
 from invar.engine.sampling_params import SamplingParams
+from invar.grammar.thoughts import Thoughts
 from invar.serving.async_engine import ChoiceRequest
 from invar.text.output import TextAssembler
 
@@ -135,10 +136,12 @@ def choice_requests(
     *,
     echo_logprobs: int | None = None,
     shown_ids: frozenset[int] = frozenset(),
+    thoughts: Thoughts | None = None,
 ) -> list[ChoiceRequest]:
     """The choices of one prompt. ``echo_logprobs``: alternatives for each token of an echo.
 
-    ``shown_ids``: control tokens that whoever reads the text needs to see.
+    ``shown_ids``: control tokens that whoever reads the text needs to see. ``thoughts``: that may
+    stand before the answer.
     """
     params = ready.params
     try:
@@ -149,6 +152,7 @@ def choice_requests(
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt,
             tenant=tenant,
+            thoughts=thoughts,
         )
     except ValueError as error:
         raise from_value_error(error) from None

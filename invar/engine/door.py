@@ -16,6 +16,7 @@ import numpy.typing as npt
 from invar.engine.request import EngineRequest, Sampling
 from invar.engine.sampling_params import MIN_TEMPERATURE, SamplingParams, bias_id
 from invar.grammar.compiler import CompiledGrammar, GrammarCompiler
+from invar.grammar.thoughts import Thoughts
 
 UINT64 = 2**64
 SMALLEST_TOP_P = 2.0**-40  # anything less keeps the first token alone, as this does; 0 would be off
@@ -71,8 +72,12 @@ class Door:
         priority: int = 0,
         cache_salt: str | None = None,
         tenant: str | None = None,
+        thoughts: Thoughts | None = None,
     ) -> list[EngineRequest]:
         """One engine request per choice, with ids `request_id-0`, `request_id-1` …
+
+        thoughts: how those that may stand before the answer are written; its grammar begins behind
+        them, and the budget of the parameters bounds them.
 
         Raises ValueError naming the field or both lengths.
         """
@@ -80,9 +85,10 @@ class Door:
         params = ready.params
         prompt = self._prompt(prompt_token_ids, params.truncate_prompt_tokens)
         max_tokens = self._max_tokens(len(prompt), params)
-        self._check_room(ready, max_tokens)
+        thoughts = self._bounded(thoughts, ready)
+        self._check_room(ready, max_tokens, thoughts)
         seed = self.seeds.draw() if params.seed is None else ready.sampling.seed
-        first = replace(ready.sampling, seed=seed)
+        first = replace(ready.sampling, seed=seed, thoughts=thoughts)
         # The scores of a prompt are the same for every choice: the first one reports them.
         others = replace(first, prompt_logprobs=None)
         return [
@@ -130,15 +136,31 @@ class Door:
             self._check_room(ready, ready.params.max_tokens)
         return ready
 
-    def _check_room(self, ready: ResolvedParams, max_tokens: int) -> None:
+    def _bounded(self, thoughts: Thoughts | None, ready: ResolvedParams) -> Thoughts | None:
+        """With the budget of the parameters; None where nothing begins behind them or bounds
+        them."""
+        budget = ready.params.thinking_token_budget
+        if budget in (None, -1):
+            return None if ready.grammar is None else thoughts
+        if thoughts is not None and self.grammars is None:
+            raise ValueError("thinking_token_budget: this engine guides no answers")
+        return None if thoughts is None else replace(thoughts, budget=budget)
+
+    def _check_room(
+        self, ready: ResolvedParams, max_tokens: int, thoughts: Thoughts | None = None
+    ) -> None:
         """The shortest answer that fits the grammar fits the limit too."""
         if ready.grammar is None or not ready.sampling.completes_grammar:
             return
-        fewest = ready.grammar.fewest_tokens(max_tokens)
+        closing = 0
+        if thoughts is not None and thoughts.have_begun:
+            closing = thoughts.longest_closing(ready.grammar.vocabulary.raw)
+        fewest = closing + ready.grammar.fewest_tokens(max_tokens - closing)
         if fewest > max_tokens:
+            behind = f", {closing} of them to end its thoughts" if closing else ""
             raise ValueError(
                 f"max_tokens: {max_tokens} tokens hold no answer of the form that is "
-                f"asked for; the shortest one found has {fewest}"
+                f"asked for; the shortest one found has {fewest}{behind}"
             )
 
     def score(

@@ -122,10 +122,10 @@ class Engine:
                 request.id, [], finish_reason=reason, stop_reason=stop
             )
             return
-        if request.sampling.grammar is None:
-            self.scheduler.add(state)
-        else:
+        if request.sampling.is_guided:
             self.guidance.begin(state)
+        else:
+            self.scheduler.add(state)
         self.states[request.id] = state
 
     def abort(self, request_id: str) -> bool:

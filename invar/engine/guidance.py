@@ -1,6 +1,7 @@
 """Grammars in the engine: requests wait for theirs to be compiled, masks are written beside steps.
 
-A request with a grammar is with the engine and not yet with the scheduler until it has a `Guide`.
+A request with a grammar, or with a budget of thoughts, is with the engine and not yet with the
+scheduler until it has a `Guide`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import TypeAlias
 
 from invar.engine.constraints import Constraints
 from invar.engine.state import Chunk, RequestState
-from invar.grammar.compiler import CompiledGrammar, GrammarCompiler
+from invar.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarVocabulary
 from invar.grammar.guide import Guide, MaskWriter
+
+Compiling: TypeAlias = Future[CompiledGrammar] | Future[GrammarVocabulary]
 
 WAIT_S = 0.005  # for a grammar or a mask, where nobody has anything to run
 
@@ -23,7 +27,7 @@ class Guidance:
     def __init__(self, grammars: GrammarCompiler | None, vocab_size: int, *, jumps: bool) -> None:
         """jumps: forced tokens come without being drawn; the answer is the same."""
         self.grammars = grammars
-        self.compiling: dict[str, tuple[RequestState, Future[CompiledGrammar]]] = {}
+        self.compiling: dict[str, tuple[RequestState, Compiling]] = {}
         self._vocab_size = vocab_size
         self._jumps = jumps
         self._writer: MaskWriter | None = None
@@ -31,10 +35,12 @@ class Guidance:
     def begin(self, state: RequestState) -> None:
         """Has the request's grammar compiled. Raises ValueError where that cannot be."""
         grammar = state.request.sampling.grammar
-        assert grammar is not None
         if self.grammars is None:
             raise ValueError(f"request {state.request.id}: this engine compiles no grammars")
-        self.compiling[state.request.id] = state, self.grammars.compile(grammar)
+        compiling: Compiling = (
+            self.grammars.read_vocabulary() if grammar is None else self.grammars.compile(grammar)
+        )
+        self.compiling[state.request.id] = state, compiling
 
     def ready(self) -> Iterator[tuple[RequestState, str | None]]:
         """Requests whose grammar is compiled; they have a guide, or there is an error."""
@@ -47,7 +53,9 @@ class Guidance:
                 error_text = f"structured_outputs: {error}"
             yield state, error_text
 
-    def _guide(self, state: RequestState, grammar: CompiledGrammar) -> str | None:
+    def _guide(
+        self, state: RequestState, compiled: CompiledGrammar | GrammarVocabulary
+    ) -> str | None:
         request = state.request
         sampling = request.sampling
         # Whatever else bends a draw decides about forced tokens as about any other.
@@ -55,6 +63,8 @@ class Guidance:
             sampling.bias or sampling.bad_sequences or sampling.allowed_token_ids
         )
         state.constraints = Constraints.of(request, self._vocab_size)
+        grammar = compiled if isinstance(compiled, CompiledGrammar) else None
+        vocabulary = compiled if isinstance(compiled, GrammarVocabulary) else None
         guide = state.guide = Guide(
             grammar,
             self._vocab_size,
@@ -64,6 +74,8 @@ class Guidance:
             allowed=state.constraints.mask,
             completes=sampling.completes_grammar,
             jumps=jumps,
+            thoughts=sampling.thoughts,
+            vocabulary=vocabulary,
         )
         state.append(guide.replay(state.output_token_ids.tolist()))
         guide.steered |= request.was_steered

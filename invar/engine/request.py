@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from invar.grammar.thoughts import Thoughts
+
 
 class FinishReason(StrEnum):
     STOP = "stop"  # a stop token, or a stop string found by the text side
@@ -37,8 +39,13 @@ class Sampling:
     bad_sequences: tuple[tuple[int, ...], ...] = ()  # ids that must not follow each other
     grammar: str | None = None  # normalised form of `StructuredOutputs`
     completes_grammar: bool = True  # near max_tokens it is led to its shortest end
+    thoughts: Thoughts | None = None  # before the grammar, or with a budget
     logprobs: int | None = None  # None: none; n: the chosen token and the n highest
     prompt_logprobs: int | None = None
+
+    @property
+    def is_guided(self) -> bool:
+        return self.grammar is not None or self.thoughts is not None
 
     @property
     def has_penalty(self) -> bool:

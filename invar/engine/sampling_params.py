@@ -33,7 +33,6 @@ NOT_BUILT: Mapping[str, tuple[Any, ...]] = {
     "logits_processors": (None, []),
     "logprob_token_ids": (None,),
     "extra_args": (None, {}),
-    "thinking_token_budget": (None, -1),
     "repetition_detection": (None,),
     "watermarking": (None,),
     "use_beam_search": (None, False),
@@ -85,10 +84,10 @@ class SamplingParams:
     skip_reading_prefix_cache: bool | None = None
     structured_outputs: Any = None  # StructuredOutputs, its fields as a dict, or a type of answers
     guided_decoding: Any = None  # its older name
+    thinking_token_budget: int | None = None  # tokens of thoughts, where they can be told; −1: any
     logits_processors: Any = None
     logprob_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
-    thinking_token_budget: int | None = None
     repetition_detection: Any = None
     watermarking: Any = None
     use_beam_search: bool | None = None
@@ -173,6 +172,8 @@ class SamplingParams:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, INT32_MAX)
             if self.truncate_prompt_tokens == 0:
                 raise ValueError("truncate_prompt_tokens: 0 would leave no prompt")
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, -1, INT32_MAX)
         if self.stream_interval is not None:
             _integer("stream_interval", self.stream_interval, 1, INT32_MAX)
 

@@ -45,7 +45,7 @@ class RequestState:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     fault: str | None = None  # where its first NaN came from, if the runner can tell
     constraints: Constraints | None = None  # laid out at the first draw that needs them
-    guide: Guide | None = None  # through its grammar, if it has one
+    guide: Guide | None = None  # through its thoughts and its grammar, if it has any
     num_forced: int = 0  # tokens after the last drawn one that the grammar forced
     num_reported: int = 0  # tokens of the output that have gone out
     was_skipped: bool = False  # its mask was not ready when it was to draw
@@ -60,7 +60,7 @@ class RequestState:
             or sampling.bad_sequences
             or sampling.allowed_token_ids is not None
             or self.request.min_tokens
-            or sampling.grammar is not None
+            or sampling.is_guided
         )
         prompt = self.request.prompt_token_ids
         resumed = self.request.output_token_ids

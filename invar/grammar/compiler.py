@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from invar.grammar.completion import MAX_TOKENS, Completer
 from invar.grammar.vocabulary import RawVocabulary, TokenSource
@@ -22,11 +22,23 @@ COMPILE_LIMIT_S = 10.0
 KEPT = 128  # grammars
 REASON_CHARACTERS = 400
 
+T = TypeVar("T")
+
 _starting = threading.Lock()  # of threads: the size of a stack is a setting of the process
 
 
 class GrammarError(ValueError):
     """A grammar that cannot be used, with the reason."""
+
+
+@dataclass(frozen=True)
+class GrammarVocabulary:
+    """A model's vocabulary in the forms that grammars need."""
+
+    raw: RawVocabulary
+    tokenizer: Any  # LLTokenizer
+    completer: Completer
+    stop_ids: frozenset[int]  # tokens that end a text
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,11 @@ class CompiledGrammar:
     start: Any  # LLMatcher
     warnings: tuple[str, ...]  # keywords that are ignored
     end: tuple[int, ...] | None  # tokens of a short answer; None: none was found
-    completer: Completer
+    vocabulary: GrammarVocabulary
+
+    @property
+    def completer(self) -> Completer:
+        return self.vocabulary.completer
 
     def matcher(self) -> Any:
         return self.start.deep_copy()
@@ -61,7 +77,7 @@ class GrammarCompiler:
         sampled."""
         self.load = load
         self.vocab_size = vocab_size
-        self._vocabulary: tuple[Any, Completer] | None = None
+        self._vocabulary: GrammarVocabulary | None = None
         self._reading = threading.Lock()
         self._slots = threading.Semaphore(COMPILING_AT_ONCE)
         self._known: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
@@ -93,27 +109,34 @@ class GrammarCompiler:
         start_thread(lambda: self._compile_into(future, grammar), "grammar")
         return future
 
+    def read_vocabulary(self) -> Future[GrammarVocabulary]:
+        """`vocabulary` beside whoever asks."""
+        future: Future[GrammarVocabulary] = Future()
+        if self._vocabulary is not None:
+            future.set_result(self._vocabulary)
+        else:
+            start_thread(lambda: _settle(future, self.vocabulary), "vocabulary")
+        return future
+
     def _compile_into(self, future: Future[CompiledGrammar], grammar: str) -> None:
-        try:
-            with self._slots:
-                future.set_result(self._compiled(grammar))
-        except BaseException as error:
-            future.set_exception(error)
+        with self._slots:
+            _settle(future, lambda: self._compiled(grammar))
 
     def _compiled(self, grammar: str) -> CompiledGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
-        tokenizer, completer = self._read_vocabulary()
+        vocabulary = self.vocabulary()
         limits = LLParserLimits(verbose_errors=False)
-        start = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        start = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         _raise_error(start)
         start.compute_bitmask()  # of the first token: what no text fits shows here
         _raise_error(start)
-        end = completer.quick(start, MAX_TOKENS)
+        end = vocabulary.completer.quick(start, MAX_TOKENS)
         warnings = tuple(start.get_grammar_warnings())
-        return CompiledGrammar(start, warnings, None if end is None else tuple(end), completer)
+        return CompiledGrammar(start, warnings, None if end is None else tuple(end), vocabulary)
 
-    def _read_vocabulary(self) -> tuple[Any, Completer]:
+    def vocabulary(self) -> GrammarVocabulary:
+        """Reads it where that has not been done, which takes a moment. Raises GrammarError."""
         with self._reading:
             if self._vocabulary is None:
                 from llguidance import LLTokenizer, TokenizerWrapper
@@ -128,8 +151,18 @@ class GrammarCompiler:
                     eos_token=sorted(source.stop_token_ids),
                 )
                 special = frozenset(raw.special_token_ids)
-                self._vocabulary = tokenizer, Completer(raw.tokens, special, raw.eos_token_id)
+                completer = Completer(raw.tokens, special, raw.eos_token_id)
+                self._vocabulary = GrammarVocabulary(
+                    raw, tokenizer, completer, frozenset(source.stop_token_ids)
+                )
             return self._vocabulary
+
+
+def _settle(future: Future[T], make: Callable[[], T]) -> None:
+    try:
+        future.set_result(make())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _raise_error(matcher: Any) -> None:

@@ -16,7 +16,7 @@ class TokenSource(Protocol):
 
     def visible_bytes(self, token_id: int, *, skip_special_tokens: bool) -> bytes: ...
 
-    def encode_inside(self, text: str) -> list[int]: ...
+    def encode_inside(self, text: str, *, parse_special: bool = False) -> list[int]: ...
 
 
 class RawVocabulary:
@@ -42,6 +42,14 @@ class RawVocabulary:
         if b"".join(self.tokens[one] for one in ids) == as_bytes:
             return ids
         return self._longest(as_bytes)
+
+    def marked(self, text: str) -> list[int]:
+        """Tokens of a text in which spellings of control tokens are these."""
+        return self._source.encode_inside(text, parse_special=True)
+
+    def spelt(self, *texts: bytes) -> list[int]:
+        """The tokens that stand for one of these texts."""
+        return [index for index, one in enumerate(self.tokens) if one in texts]
 
     def _longest(self, text: bytes) -> list[int]:
         special = set(self.special_token_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from invar.grammar.thoughts import Thoughts
 from invar.text.call_formats import say_json
 from invar.text.reply import Reply, ReplyFormat
 from invar.text.scanner import Reading, stops
@@ -19,6 +20,24 @@ HEAD = re.compile(
 WHERE = re.compile(r"<\|channel\|>\s*(\w+)")
 RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.\-]+)")
 
+FINAL = re.compile(r"<\|channel\|>final[\w ]*(<\|constrain\|>\w*)?<\|message\|>")
+TO_FINAL = "<|channel|>final<|message|>"
+HARMONY_THOUGHTS = Thoughts(
+    FINAL.pattern,
+    (
+        (r"\A|<\|start\|>assistant", TO_FINAL),
+        (r"<\|start\|>", "assistant" + TO_FINAL),
+        (r"<\|(end|call|return)\|>", "<|start|>assistant" + TO_FINAL),
+        (r"<\|channel\|>final[\w ]*(<\|constrain\|>\w*)?", MESSAGE),
+        # In any other head, which gets a message without words.
+        (
+            r"<\|channel\|>[\w =.\-]*(<\|constrain\|>\w*)?",
+            f"{MESSAGE}<|end|><|start|>assistant{TO_FINAL}",
+        ),
+        ("", "<|end|><|start|>assistant" + TO_FINAL),
+    ),
+)
+
 
 @dataclass(frozen=True)
 class HarmonyFormat(ReplyFormat):
@@ -30,6 +49,10 @@ class HarmonyFormat(ReplyFormat):
     @property
     def markers(self) -> tuple[str, ...]:
         return (CHANNEL, MESSAGE, START, "<|constrain|>", *ENDS)
+
+    def thoughts(self, prompt_end: str, continued: str = "") -> Thoughts | None:
+        """All that stands before the content of the channel final."""
+        return None if FINAL.search(prompt_end.rpartition(START)[2]) else HARMONY_THOUGHTS
 
     def read(self, reply: Reply, prompt_end: str) -> Reading[None]:
         """A prompt ends behind ``<|start|>assistant``, perhaps in the middle of a message."""

@@ -6,11 +6,13 @@ Stop strings have been found before; the events do not depend on how the text wa
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from invar.grammar.thoughts import Thoughts
 from invar.text.scanner import Reading, Scanner, stops, wholly
 
 BLANK = " \t\r\n"
@@ -119,6 +121,14 @@ class ReplyFormat(ABC):
     def markers(self) -> tuple[str, ...]:
         """Texts to be seen here, although control tokens may stand for them."""
 
+    def thoughts(self, prompt_end: str, continued: str = "") -> Thoughts | None:
+        """Those that may stand before a reply's content, as `read` tells them. None: it begins
+        with its content.
+
+        ``prompt_end`` and ``continued`` as in `Reply`.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class MarkedFormat(ReplyFormat):
@@ -161,6 +171,17 @@ class MarkedFormat(ReplyFormat):
                     reply.say_content(marker)
             else:
                 reply.interrupted = reply.interrupted and marker not in late
+
+    def thoughts(self, prompt_end: str, continued: str = "") -> Thoughts | None:
+        markers = self.reasoning
+        if markers is None:
+            return None
+        start = ""
+        if not self._begins_thinking(markers, prompt_end, continued):
+            if continued or prompt_end.rstrip().endswith(markers.end):
+                return None
+            start = markers.start
+        return Thoughts(re.escape(markers.end), (("", markers.end),), start)
 
     def _begins_thinking(self, thoughts: ReasoningMarkers, prompt_end: str, continued: str) -> bool:
         opened, closed = continued.rfind(thoughts.start), continued.rfind(thoughts.end)

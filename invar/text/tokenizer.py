@@ -125,13 +125,21 @@ class Tokenizer:
             encoder = self._encoders.later
         return np.array(ids, dtype=np.int32)
 
-    def encode_inside(self, text: str) -> list[int]:
-        """Plain text as it goes on in the middle of another: no special tokens, no space put
-        before it."""
-        encoder = self._encoders.later
-        if isinstance(encoder, PieceMerger):
-            return encoder.encode(_checked(text), inside=True)
-        return encoder.encode(_checked(text))
+    def encode_inside(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Text as it goes on in the middle of another: no space put before it.
+
+        No special tokens, unless `parse_special` finds their spellings in it.
+        """
+        pieces = self._markers.split(_checked(text)) if parse_special else [_checked(text)]
+        ids: list[int] = []
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+            elif isinstance(self._encoders.later, PieceMerger):
+                ids += self._encoders.later.encode(piece, inside=True)
+            else:
+                ids += self._encoders.later.encode(piece)
+        return ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text; empty for control tokens."""

@@ -190,3 +190,36 @@ def test_what_is_wrong_with_a_pattern_is_said(real: RealServer) -> None:
     error = refusal(real, structured_outputs={"json": schema})
     assert "look-around" in error["message"]
     assert "(?<=a)b" not in error["message"]
+
+
+THINKS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>\n"
+    "{% else %}<think></think>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    template = Path(tmp_path_factory.mktemp("template"), "t.jinja")
+    template.write_text(THINKS)
+    options: dict[str, Any] = {"chat_template": str(template), "max_num_seqs": 4}
+    with real_server(EngineConfig(model=str(TINY), num_threads=2, **options)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("fields", [
+    {"structured_outputs": {"json": SCHEMA}}, {"regex": "[a-c]{4}"},
+    {"response_format": {"type": "json_object"}},
+])  # fmt: skip
+def test_a_form_begins_behind_the_thoughts(thinker: RealServer, fields: dict[str, Any]) -> None:
+    message = chat(thinker, **fields)["choices"][0]["message"]
+    assert message["reasoning"]
+    assert message["content"][0] in "{abc"
+    assert message["content"][-1] in "}abc"
+    off = chat(thinker, **fields, chat_template_kwargs={"enable_thinking": False})
+    silent = off["choices"][0]["message"]
+    assert silent["reasoning"] is None
+    assert silent["content"][0] in "{abc"
+    error = refusal(thinker, regex="a{30}", max_tokens=32)
+    assert "to end its thoughts" in error["message"]

@@ -28,7 +28,7 @@ class TinyTokenizer:
     def visible_bytes(self, token_id: int, *, skip_special_tokens: bool) -> bytes:
         return b"<eos>" if token_id == EOS else TOKENS[token_id]
 
-    def encode_inside(self, text: str) -> list[int]:
+    def encode_inside(self, text: str, *, parse_special: bool = False) -> list[int]:
         rest, ids = text.encode(), []
         while rest:
             token = next((one for one in BY_LENGTH if rest.startswith(one)), None)
