@@ -47,7 +47,12 @@ KINDS = {
 }
 
 
-def write_form(folder: Path, form: Form, change: Callable[[dict[str, Tensor]], None] | None = None):
+def write_form(
+    folder: Path,
+    form: Form,
+    change: Callable[[dict[str, Tensor]], None] | None = None,
+    shards: int = 1,
+) -> dict[str, np.ndarray]:
     """The tiny model with its projections in a form; the values they stand for, by HF name."""
     write_hf_directory(NAME, folder)
     values: dict[str, np.ndarray] = {}
@@ -63,7 +68,7 @@ def write_form(folder: Path, form: Form, change: Callable[[dict[str, Tensor]], N
         values[name] = written.values
     if change is not None:
         change(tensors)
-    write_sharded(folder, tensors, 1)
+    write_sharded(folder, tensors, shards)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = dict(form.settings)
     (folder / "config.json").write_text(json.dumps(config))

@@ -101,7 +101,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_file_gives_one_clear_error(opened: Any, what: str) -> None:
+def test_b66_a_hostile_file_gives_one_clear_error(opened: Any, what: str) -> None:
     content, message = HOSTILE[what]
     with pytest.raises(SafetensorsError, match=message) as caught:
         opened(content)
@@ -165,7 +165,7 @@ def test_tensors_of_all_shards(folder: Path, shards: int) -> None:
     directory.close()
 
 
-def test_missing_and_damaged_shards_are_listed(folder: Path) -> None:
+def test_b66_missing_and_damaged_shards_are_listed(folder: Path) -> None:
     write_sharded(folder, TENSORS, 3)
     second = folder / "model-00002-of-00003.safetensors"
     content = second.read_bytes()
@@ -175,8 +175,8 @@ def test_missing_and_damaged_shards_are_listed(folder: Path) -> None:
     refused(folder, f"1 of 3 shards are missing: {second.name}")
 
 
-def test_the_index_decides_which_copy_counts(folder: Path) -> None:
-    """B67: two shards hold `a`; whatever their order, it is read from the one that is named."""
+def test_b67_the_index_decides_which_copy_counts(folder: Path) -> None:
+    """Two shards hold `a`; whatever their order, it is read from the one that is named."""
     first, second = stored(VALUES["a"], "F32"), stored(VALUES["a"] + 1, "F32")
     (folder / "one.safetensors").write_bytes(safetensors_bytes({"a": first, "b": TENSORS["b"]}))
     (folder / "two.safetensors").write_bytes(safetensors_bytes({"a": second}))
@@ -188,7 +188,7 @@ def test_the_index_decides_which_copy_counts(folder: Path) -> None:
             assert HFDirectory(folder).raw("a").tobytes() == expected[2]
 
 
-def test_tensors_that_are_missing_or_not_in_the_index(folder: Path) -> None:
+def test_b66_tensors_that_are_missing_or_not_in_the_index(folder: Path) -> None:
     write_sharded(folder, TENSORS, 2)
     rewrite_index(folder, lambda found: found.update(z=found["a"]))
     refused(folder, rf"1 tensors that {INDEX} promises are missing: z")
@@ -208,7 +208,7 @@ def test_an_index_that_is_none(folder: Path, content: str) -> None:
     refused(folder, INDEX)
 
 
-def test_a_single_file_beside_an_index_is_not_read_and_said(
+def test_b66_a_single_file_beside_an_index_is_not_read_and_said(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_sharded(folder, TENSORS, 2)
