@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from invar.backends.cpu.memory import kv_bytes, plan_memory, usable_threads
+from invar.backends.cpu.lowered import Lowered
+from invar.backends.cpu.memory import kv_bytes, lower_graph, plan_memory, usable_threads
 from invar.config import DEFAULT_KV_BYTES, EngineConfig
 from invar.engine.model_files import ModelFile
 from invar.graph.graph import Graph, WeightSource
@@ -29,6 +30,7 @@ class RunnerSizes:
     threads: int
     vocab_size: int
     eager: bool
+    lowered: Lowered  # once, for the budget and for the runner: half of what planning takes
 
 
 def plan_sizes(
@@ -46,15 +48,17 @@ def plan_sizes(
             f"was made for"
         )
     chunk, sequences = config.max_num_batched_tokens, config.max_num_seqs
+    threads, eager = running_threads(config.num_threads), config.enforce_eager
     sizes = RunnerSizes(
         max_tokens_per_step=chunk,
         max_sequences=sequences,
         max_model_len=longest,
         # More than all requests at full length can use would lie idle.
         kv_budget_bytes=kv_bytes(graph, longest, sequences, chunk),
-        threads=running_threads(config.num_threads),
+        threads=threads,
         vocab_size=vocab_size,
-        eager=config.enforce_eager,
+        eager=eager,
+        lowered=lower_graph(graph, source, max_tokens_per_step=chunk, threads=threads, eager=eager),
     )
     budget = min(sizes.kv_budget_bytes, kv_budget(config, graph, source, name, sizes))
     fitting = fitting_length(graph, budget, longest, chunk)
@@ -106,7 +110,7 @@ def kv_budget(
     """
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
-    plan = plan_memory(graph, source, **asdict(sizes))
+    plan = plan_memory(graph, source, **vars(sizes))
     fixed = plan.lowered.weights.size + plan.workspace_bytes
     available = available_memory()
     budget = int(available * config.memory_fraction) - fixed

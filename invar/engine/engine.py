@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from invar.engine.guidance import Guidance
 from invar.engine.kv import KVMemory
 from invar.engine.kv_use import KVUse, kv_use
 from invar.engine.pace import Pace
-from invar.engine.page_store import PageStore
 from invar.engine.policies import POLICIES
 from invar.engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from invar.engine.results import StepReader
@@ -28,6 +28,9 @@ from invar.engine.stats import EngineStats, stats_of
 from invar.engine.stored_prefix import StoredPrefixes
 from invar.engine.work import Work
 from invar.grammar.compiler import GrammarCompiler
+
+if TYPE_CHECKING:
+    from invar.engine.page_store import PageStore
 
 NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token is allowed)"
 

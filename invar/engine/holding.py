@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,9 @@ from invar._native import RadixNode
 from invar.backends.runner import PAGE_TOKENS
 from invar.engine.pages import PageIds
 from invar.engine.radix import RadixTree
-from invar.engine.stored_prefix import StoredPrefix
+
+if TYPE_CHECKING:
+    from invar.engine.stored_prefix import StoredPrefix
 
 TokenIds = npt.NDArray[np.int32]
 

@@ -27,6 +27,7 @@ written by the request before it is read, as in any page that somebody else had 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,7 +36,9 @@ from invar.backends.runner import PAGE_TOKENS, GroupMemory, RunnerInfo, pages_of
 from invar.engine.holding import Held, Holding, TokenIds
 from invar.engine.pages import PageIds, PagePool
 from invar.engine.radix import RadixTree
-from invar.engine.stored_prefix import StoredPrefix, StoredPrefixes
+
+if TYPE_CHECKING:
+    from invar.engine.stored_prefix import StoredPrefix, StoredPrefixes
 
 CopyPages = Callable[[int, PageIds, PageIds], None]  # (group, from, to)
 

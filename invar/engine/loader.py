@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import RunnerInfo
@@ -22,8 +22,6 @@ from invar.engine.model_files import (
     open_text,
     text_of,
 )
-from invar.engine.page_file import PageLayout
-from invar.engine.page_store import PageStore, open_store
 from invar.engine.quantization import apply_quantization
 from invar.engine.sampling_defaults import SamplingDefaults, overriding, sampling_defaults
 from invar.grammar.compiler import GrammarCompiler
@@ -35,6 +33,9 @@ from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
 from invar.weights.sources import resolve
+
+if TYPE_CHECKING:
+    from invar.engine.page_store import PageStore
 
 logger = logging.getLogger("invar")
 
@@ -140,7 +141,7 @@ def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedE
     refuse_tokens_without_rows(graph, vocab_size, source)
     sizes = plan_sizes(config, graph, weights, path.name, min(vocab_size, graph.vocab_size))
     available = available_memory()
-    runner = CpuRunner(graph, weights, **asdict(sizes))
+    runner = CpuRunner(graph, weights, **vars(sizes))
     drop_file_if_short(source, sum(size for _, size in runner.info.memory), available)
     try:
         refuse_more_logprobs(config, runner.info)
@@ -188,6 +189,10 @@ def page_store(config: EngineConfig, source: ModelFile, info: RunnerInfo) -> Pag
     """The page store that the options ask for, if it can be used."""
     if config.kv_store is None or config.enable_prefix_caching is False:
         return None
+    # Without a store a start does not wait for its modules.
+    from invar.engine.page_file import PageLayout
+    from invar.engine.page_store import open_store
+
     # The fingerprint has samples of the weights; where any other byte has changed, so has the time.
     files = [path.stat() for path in source.shard_paths]
     stamps = [(status.st_size, status.st_mtime_ns) for status in files]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,9 @@ import numpy.typing as npt
 from invar._native import behind_window
 from invar.backends.runner import PAGE_TOKENS, GroupMemory
 from invar.engine.page_file import KEY_BYTES, Bytes, Page
-from invar.engine.page_store import PageStore
+
+if TYPE_CHECKING:
+    from invar.engine.page_store import PageStore
 
 # Computing as many takes SmolLM2 0.12 s on two cores, and a 1B model 0.8 s.
 LONG_PREFIX_TOKENS = 256

@@ -129,7 +129,8 @@ def test_help_of_a_command_and_the_module_itself() -> None:
 @pytest.mark.parametrize(("words", "absent"), [
     (["--help"], ["fastapi", "numpy", "argparse", "rich"]),
     (["run", "-n", "1", "-p", "Hi"], ["fastapi", "starlette", "uvicorn", "pydantic", "rich",
-                                      "prometheus_client", "huggingface_hub", "typer", "asyncio"]),
+                                      "prometheus_client", "huggingface_hub", "typer", "asyncio",
+                                      "invar.engine.page_store"]),
 ])  # fmt: skip
 def test_commands_import_only_what_they_use(words: list[str], absent: list[str]) -> None:
     code = (

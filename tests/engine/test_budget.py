@@ -11,6 +11,7 @@ from golden.tiny_models import model_path
 from models.quantized import WINDOW, float_model
 
 from engine.helpers import request, run
+from invar.backends.cpu import memory
 from invar.backends.cpu.layout import plan_slabs
 from invar.backends.cpu.memory import kv_bytes
 from invar.backends.cpu.runner import CpuRunner
@@ -41,6 +42,27 @@ def test_workspaces_are_planned_for_the_threads_that_run(
     runner = model.engine.runner
     assert isinstance(runner, CpuRunner)
     assert planned[0]["threads"] == (threads or 4) == runner.plan_sizes.shape.threads
+    model.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_memory_bytes": 64 << 20}])
+def test_a_start_lowers_the_graph_once(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes as long as all else that plans."""
+    lowered: list[Any] = []
+    lower = memory.lower
+
+    def spy(*given: Any) -> Any:
+        lowered.append(lower(*given))
+        return lowered[-1]
+
+    monkeypatch.setattr(memory, "lower", spy)
+    model = load_engine(EngineConfig(model=TINY, max_num_seqs=2, **options))
+    (only,) = lowered
+    runner = model.engine.runner
+    assert isinstance(runner, CpuRunner)
+    assert runner.plan_sizes.lowered is only
     model.close()
 
 

@@ -58,6 +58,14 @@ class CpuPlan:
         )
 
 
+def lower_graph(
+    graph: Graph, source: WeightSource, *, max_tokens_per_step: int, threads: int, eager: bool
+) -> Lowered:
+    """Raises ``GraphError`` for a model the backend cannot run."""
+    ops = separate(graph) if eager else optimise(graph)
+    return lower(ops, source, max_tokens_per_step, threads, eager)
+
+
 def plan_memory(
     graph: Graph,
     source: WeightSource,
@@ -70,14 +78,17 @@ def plan_memory(
     vocab_size: int,
     isa: str = "",
     eager: bool = False,
+    lowered: Lowered | None = None,
 ) -> CpuPlan:
     """Sizes of weights, KV cache and workspaces; allocates nothing.
 
+    lowered: what ``lower_graph`` made of graph and source for these rows and threads, if it did.
     Raises ``GraphError`` for a model the backend cannot run and ``DoesNotFit`` when the KV budget
     holds less than one slab per cache group.
     """
-    ops = separate(graph) if eager else optimise(graph)
-    lowered = lower(ops, source, max_tokens_per_step, threads, eager)
+    lowered = lowered or lower_graph(
+        graph, source, max_tokens_per_step=max_tokens_per_step, threads=threads, eager=eager
+    )
     slabs = plan_slabs(graph.groups)
     slab_count = kv_budget_bytes // slabs.slab_bytes
     if slab_count < len(graph.groups):

@@ -12,6 +12,7 @@ from invar import _native
 from invar.backends.cpu.eager import EagerPlan, OperationTime, time_lines
 from invar.backends.cpu.emit import PlanMemory, emit
 from invar.backends.cpu.fingerprint import fingerprint, kv_fingerprint
+from invar.backends.cpu.lowered import Lowered
 from invar.backends.cpu.memory import plan_memory, usable_threads
 from invar.backends.cpu.packing import pack_weights
 from invar.backends.cpu.work import machine_peak, model_work
@@ -39,7 +40,8 @@ class CpuRunner:
 
     ``vocab_size`` is the tokenizer's count: ids beyond it are never sampled, whatever the model
     has logits for. ``threads`` defaults to the physical cores this process may use. ``eager``: a
-    plan that runs operation by operation, slower, and tells where a NaN came from.
+    plan that runs operation by operation, slower, and tells where a NaN came from. ``lowered``:
+    what ``lower_graph`` made for these sizes, if it did.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class CpuRunner:
         vocab_size: int | None = None,
         isa: str = "",
         eager: bool = False,
+        lowered: Lowered | None = None,
     ) -> None:
         vocab = min(vocab_size or graph.vocab_size, graph.vocab_size)
         threads = threads or usable_threads()
@@ -69,6 +72,7 @@ class CpuRunner:
             vocab_size=vocab,
             isa=isa,
             eager=eager,
+            lowered=lowered,
         )
         sizes = self.plan_sizes
         memory = PlanMemory(
