@@ -4,7 +4,7 @@ Keys and values of all heads come from one latent of each token, which with the 
 keys is all that is cached. Attention runs over the latents, always: the matrix that would make keys
 of them is applied to the queries, and the one that would make values to the result (section 2.1.2
 of the first paper). To the cache it is a single KV head. GGUF has the two matrices apart and the
-first transposed, as they are used here:
+first transposed, as they are used here; other files have them as one (`deepseek2_files.py`):
 https://github.com/ggml-org/llama.cpp/blob/59b9e36f872df37454c1a01a5dd4ea69ede65832/src/models/deepseek2.cpp
 """
 
@@ -23,12 +23,12 @@ from invar.models.blocks import (
     linear,
     output_logits,
 )
+from invar.models.deepseek2_files import SCORINGS, head_size
 from invar.models.experts import expert_counts, mixture
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
 from invar.models.rope import rope_of
 
 GROUP = "latent"
-SCORINGS = {1: Scoring.SOFTMAX, 2: Scoring.SIGMOID}  # expert_gating_func
 # In published models cos and sin grow by mscale / mscale_all_dim, which is 1; the logits grow by
 # the square of mscale_all_dim's own growth (attention_scale).
 YARN = {"attention_factor": 1.0}
@@ -54,7 +54,7 @@ class DeepseekConfig:
         keys = ArchitectureKeys(source.metadata, "deepseek2")
         hidden_size(source, keys)
         rotated = keys.integer("rope.dimension_count")
-        head = keys.integer("attention.key_length_mla")
+        head = head_size(keys)
         if rotated % 2 or rotated >= head:
             raise ConfigError(
                 f"{keys.full('rope.dimension_count')} is {rotated}, expected an even number below "

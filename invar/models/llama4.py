@@ -5,10 +5,15 @@ others see their own chunk of the sequence. What a GGUF file does not say are co
 https://github.com/ggml-org/llama.cpp/blob/8a5c4e03d11bbcb157cbf05b9cd2968f34a55969/src/models/llama4.cpp
 The rest is as in
 https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/llama4/modeling_llama4.py
+
+A directory is of the text model, or of the one that sees too, of which the language model is run.
+Its experts are stored as [in, out], gate before up.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
@@ -16,12 +21,93 @@ from invar.graph.routing import Routing, Scoring
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections
 from invar.models.experts import expert_counts, mixture
+from invar.models.hf import DECODER_KEYS, DECODER_NAMES, EXPERT_KEYS, Config, HFFamily
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.placed import Placed, part
+from invar.weights.hf_directory import CONFIG
 
 DEFAULT_CHUNK = 8192
 DEFAULT_PERIOD = 4  # every so many layers, one sees all
 TEMPERATURE_SCALE, TEMPERATURE_LENGTH = 0.1, 8192
 EXPERTS_WITHOUT_HEAD_NORMS = 128  # Maverick
+
+OTHER_SIDES = re.compile(r"^(?:model\.)?(?:vision_\w+|multi_modal_projector)\.")
+
+
+def without_sight(config: Config, name: str) -> str | None:
+    """Names of the text model alone; None: of what sees."""
+    if OTHER_SIDES.match(name):
+        return None
+    if name.startswith("model.language_model."):
+        return name.replace("language_model.", "", 1)
+    return name.removeprefix("language_model.")
+
+
+def regular_period(config: Config, given: Sequence[int], period: object, what: str) -> object:
+    """The period in which layers stand out, the last of each; given: those that do."""
+    layers = config.get("num_hidden_layers")
+    if not isinstance(period, int) or period < 1 or not isinstance(layers, int):
+        return period
+    if list(given) != list(range(period - 1, layers, period)):
+        raise ConfigError(f"{CONFIG}: {what} are not the last of every {period} layers")
+    return period
+
+
+def no_rope_period(config: Config) -> object:
+    ropes = config.get("no_rope_layers")  # 1: with rope, in spite of the name
+    period = config.get("no_rope_layer_interval")
+    if not isinstance(ropes, list) or not ropes:
+        return period
+    without = [layer for layer, rope in enumerate(ropes) if not rope]
+    if period is None and without:
+        period = without[0] + 1
+    return regular_period(config, without, period, "no_rope_layers")
+
+
+def mixture_period(config: Config) -> object:
+    layers, period = config.get("moe_layers"), config.get("interleave_moe_layer_step", 1)
+    if not isinstance(layers, list):
+        return period
+    return regular_period(config, layers, period, "moe_layers")
+
+
+def temperature_scale(config: Config) -> object:
+    if not config.get("attn_temperature_tuning", True):
+        raise ConfigError(f"{CONFIG}: attn_temperature_tuning is off, which is not supported")
+    return config.get("attn_scale")
+
+
+MIXTURE = "model.layers.{}.feed_forward"
+HF = HFFamily(
+    architecture="llama4",
+    keys={
+        **DECODER_KEYS,
+        **EXPERT_KEYS,
+        "feed_forward_length": "intermediate_size_mlp",
+        "interleave_moe_layer_step": mixture_period,
+        "attention.chunk_size": "attention_chunk_size",
+        "attention.sliding_window_pattern": no_rope_period,
+        "attention.head_norms": "use_qk_norm",
+        "attention.temperature_scale": temperature_scale,
+        "attention.temperature_length": "floor_scale",
+    },
+    names={
+        **DECODER_NAMES,
+        f"{MIXTURE}.gate_proj": "blk.{}.ffn_gate",
+        f"{MIXTURE}.up_proj": "blk.{}.ffn_up",
+        f"{MIXTURE}.down_proj": "blk.{}.ffn_down",
+        f"{MIXTURE}.router": "blk.{}.ffn_gate_inp",
+        f"{MIXTURE}.shared_expert.gate_proj": "blk.{}.ffn_gate_shexp",
+        f"{MIXTURE}.shared_expert.up_proj": "blk.{}.ffn_up_shexp",
+        f"{MIXTURE}.shared_expert.down_proj": "blk.{}.ffn_down_shexp",
+        f"{MIXTURE}.experts.gate_up_proj": (
+            Placed("blk.{}.ffn_gate_exps.weight", transposed=True, rows=part(0, 2)),
+            Placed("blk.{}.ffn_up_exps.weight", transposed=True, rows=part(1, 2)),
+        ),
+        f"{MIXTURE}.experts.down_proj": Placed("blk.{}.ffn_down_exps.weight", transposed=True),
+    },
+    renamed=without_sight,
+)
 
 
 @dataclass(frozen=True)

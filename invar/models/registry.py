@@ -39,13 +39,18 @@ ARCHITECTURES: Mapping[str, str] = {
     "smollm3": "smollm3.build",
 }
 MODEL_TYPES: Mapping[str, str] = {
+    "deepseek_v2": "deepseek2_files.HF",
+    "deepseek_v3": "deepseek2_files.HF",
     "gemma": "gemma.HF",
     "gemma2": "gemma2.HF",
     "gemma3_text": "gemma3.HF",
     "glm": "glm4.HF_GLM",
     "glm4": "glm4.HF",
+    "gpt_oss": "gpt_oss.HF",
     "granite": "granite.HF",
     "llama": "llama.HF",
+    "llama4": "llama4.HF",
+    "llama4_text": "llama4.HF",
     "mistral": "llama.HF",
     "mixtral": "llama.HF",
     "olmo2": "olmo2.HF",
@@ -59,6 +64,7 @@ MODEL_TYPES: Mapping[str, str] = {
 
 FUSED: Mapping[str, str] = {
     "chatglm": "glm4.FUSED",
+    "deepseek2": "deepseek2_files.FUSED",
     "glm4": "glm4.FUSED",
     "phi3": "phi3.FUSED",
 }

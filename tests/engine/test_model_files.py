@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from golden.hf_form import write_hf_directory
-from golden.tiny_models import HF_FORMS, model_path
+from golden.tiny_models import TINY_MODELS, model_path
 
 from invar import LLM, SamplingParams
 from invar.config import EngineConfig
@@ -25,7 +25,7 @@ def answers(model: Path) -> list[Any]:
         return [(c.text, c.token_ids, c.logprobs) for o in outputs for c in o.outputs]
 
 
-@pytest.mark.parametrize("name", [name for name in HF_FORMS if name != "llama3_rope"])
+@pytest.mark.parametrize("name", [name for name in TINY_MODELS if name != "llama3_rope"])
 def test_a_directory_answers_as_its_gguf_file_to_the_bit(name: str, tmp_path: Path) -> None:
     directory = write_hf_directory(name, tmp_path / "model", shards=2)
     assert answers(directory) == answers(model_path(name))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from golden.fused_form import fused
 from golden.gguf_names import IN_BLOCK, NORMS_IN_BLOCK, TOP_LEVEL
 from golden.safetensors_writer import stored, write_sharded
 from golden.tiny_models import HERE, model_path
@@ -27,6 +28,8 @@ def hf_name(name: str, architecture: str) -> str:
     top = {ours: theirs for theirs, ours in TOP_LEVEL.items()}
     if stem in top:
         return f"{top[stem]}.{kind}"
+    if stem.endswith("exp_probs_b"):
+        return f"model.layers.{stem.split('.')[1]}.mlp.gate.e_score_correction_bias"
     inside = {ours: theirs for theirs, ours in (IN_BLOCK | NORMS_IN_BLOCK[architecture]).items()}
     _, layer, part = stem.split(".")
     return f"model.layers.{layer}.{inside[part]}.{kind}"
@@ -55,7 +58,7 @@ def hf_tensors(source: GGUFFile) -> dict[str, Floats]:
         if architecture == "gemma3" and name.endswith("norm.weight"):
             values -= 1
         theirs = hf_name(name, architecture)
-        if ".experts." in theirs:
+        if ".experts." in theirs and architecture not in FUSED:
             for expert, matrix in enumerate(values):
                 found[expert_name(theirs, expert, architecture)] = matrix
         elif architecture == "llama":
@@ -64,9 +67,10 @@ def hf_tensors(source: GGUFFile) -> dict[str, Floats]:
             found[theirs] = values.reshape(1, -1)
         else:
             found[theirs] = values
-    return found
+    return fused(found, architecture)
 
 
+FUSED = ("deepseek2", "gpt-oss", "llama4")  # whose experts `fused_form.py` writes
 MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 

@@ -26,11 +26,6 @@ TINY_MODELS = (
     "gemma3_scaled",  # every second layer sees all, linear rope there, soft-capped logits
 )
 
-HF_FORMS = tuple(
-    name for name in TINY_MODELS if name not in ("gpt_oss", "llama4", "deepseek_v2", "deepseek_v3")
-)
-"""Whose Hugging Face form is read: those whose experts are stored as single matrices."""
-
 MIXTURES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "llama4"),
     *("deepseek_v2", "deepseek_v3"),
