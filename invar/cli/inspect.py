@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from invar.cli.engine_options import chosen_model
-from invar.cli.parser import CommandParser, add_kv_format
+from invar.cli.inspect_memory import memory_of, memory_text
+from invar.cli.parser import CommandParser, add_kv_format, count, whole
 from invar.cli.tables import size_text, table
+from invar.config import EngineConfig
 
 if TYPE_CHECKING:
     from invar.engine.model_files import ModelFile
 
-KV_LENGTHS = (512, 2048, 8192, 32768, 131072)
+PLAN_CONTEXT = 512  # tokens that attention sees in --plan
 LONGEST_VALUE = 100  # characters of a metadata value in the table
 
 
@@ -27,20 +29,25 @@ def parser() -> CommandParser:
     parser.flag("--plan", help="steps and bytes a token before and after each pass")
     add_kv_format(parser)
     parser.value("--lengths", metavar="N,N", help="KV memory at these tokens, as 512,4096")
+    parser.value("--batches", metavar="N,N", help="and for so many requests (1,8,64)")
+    parser.value("--max-model-len", "-c", type=count, help="of an engine: what it takes at start")
+    parser.value("--max-num-seqs", type=whole, help="of an engine, too")
     return parser
 
 
 def execute(args: argparse.Namespace) -> int:
-    from invar.config import EngineConfig
     from invar.engine.model_files import open_model
     from invar.weights import sources
 
-    lengths = wanted_lengths(args.lengths)
-    kv_format = EngineConfig(kv_cache_dtype=args.kv_cache_dtype or "auto").kv_format
+    lengths = wanted("--lengths", args.lengths)
+    batches = wanted("--batches", args.batches)
+    names = ("kv_cache_dtype", "max_model_len", "max_num_seqs")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    config = EngineConfig.from_args(**given)
     with open_model(sources.resolve(chosen_model(args))) as source:
-        report = describe(source, lengths, kv_format)
+        report = describe(source, config, lengths, batches)
         if args.plan:
-            report["plan"] = plan_of(source, lengths, kv_format)
+            report["plan"] = plan_of(source, (lengths or (PLAN_CONTEXT,))[0], config.kv_format)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     else:
@@ -48,20 +55,25 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def wanted_lengths(given: str | None) -> Sequence[int] | None:
+def wanted(flag: str, given: str | None) -> Sequence[int] | None:
     if given is None:
         return None
     try:
-        lengths = [int(item) for item in given.split(",")]
+        numbers = [int(item) for item in given.split(",")]
     except ValueError:
-        lengths = []
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"--lengths {given[:60]}: write numbers of tokens, as 512,4096")
-    return lengths
+        numbers = []
+    if not numbers or not 1 <= min(numbers) <= max(numbers) < 2**31:
+        raise ValueError(f"{flag} {given[:60]}: write numbers from 1 on, as 512,4096")
+    return numbers
 
 
-def describe(source: ModelFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
-    """Everything about a file, in JSON's types; K and V as they would be stored."""
+def describe(
+    source: ModelFile,
+    config: EngineConfig,
+    lengths: Sequence[int] | None = None,
+    batches: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Everything about a file, in JSON's types; memory as an engine of these options takes it."""
     metadata = source.metadata
     formats: dict[str, dict[str, int]] = {}
     for info in source.tensors.values():
@@ -70,17 +82,16 @@ def describe(source: ModelFile, lengths: Sequence[int] | None, kv_format: str) -
         entry["bytes"] += info.nbytes
         entry["elements"] += elements(info.shape)
     weights = sum(entry["bytes"] for entry in formats.values())
-    context = counted(metadata.get(f"{metadata.get('general.architecture')}.context_length"))
-    per_token = kv_bytes_per_token(source, kv_format)
-    if lengths is None:
-        lengths = [n for n in KV_LENGTHS if context is None or n <= context] or KV_LENGTHS[:1]
     return {
         "files": [str(path) for path in source.shard_paths],
         "gguf_version": getattr(source, "version", None),  # None: safetensors
         "architecture": metadata.get("general.architecture"),
         "name": metadata.get("general.name"),
         "parameters": sum(entry["elements"] for entry in formats.values()),
-        "context_length": context,
+        "quantization": getattr(source, "quantization", None),  # of a checkpoint, by its own name
+        "context_length": counted(
+            metadata.get(f"{metadata.get('general.architecture')}.context_length")
+        ),
         "metadata": {key: plain(metadata[key]) for key in metadata},
         "formats": formats,
         "tensors": [
@@ -92,19 +103,12 @@ def describe(source: ModelFile, lengths: Sequence[int] | None, kv_format: str) -
             }
             for info in source.tensors.values()
         ],
-        "memory": {
-            "weights_bytes": weights,
-            "kv_format": kv_format,
-            "kv_bytes_per_token": per_token,
-            "kv_bytes_per_request": (
-                None if per_token is None else {str(n): per_token * n for n in lengths}
-            ),
-        },
+        "memory": {"weights_bytes": weights, **memory_of(source, config, lengths, batches)},
     }
 
 
-def plan_of(source: ModelFile, lengths: Sequence[int] | None, kv_format: str) -> dict[str, Any]:
-    """How a step would run here, attention seeing the first of the lengths."""
+def plan_of(source: ModelFile, context: int, kv_format: str) -> dict[str, Any]:
+    """How a step would run here, attention seeing so many tokens."""
     from invar.backends.cpu.memory import usable_threads
     from invar.backends.cpu.plan_report import report_plan
     from invar.graph.graph import KVFormat
@@ -112,51 +116,7 @@ def plan_of(source: ModelFile, lengths: Sequence[int] | None, kv_format: str) ->
     from invar.models import registry
 
     graph = with_kv_format(registry.build(source), KVFormat(kv_format))
-    context = (lengths or KV_LENGTHS)[0]
     return report_plan(graph, source, context, usable_threads()).as_json()
-
-
-def kv_bytes_per_token(source: ModelFile, kv_format: str) -> int | None:
-    """Layers x KV heads x bytes of K and V of a head; None where the file tells no counts.
-
-    KV heads count, not query heads. Layers with a sliding window are counted in full: today every
-    layer keeps all of its tokens.
-    """
-    metadata = source.metadata
-    prefix = metadata.get("general.architecture")
-    layers = counted(metadata.get(f"{prefix}.block_count"))
-    width = counted(metadata.get(f"{prefix}.embedding_length"))
-    if layers is None or width is None:
-        return None
-    heads = metadata.get(f"{prefix}.attention.head_count")
-    most_heads, _ = per_layer(heads, layers)
-    _, kv_heads = per_layer(metadata.get(f"{prefix}.attention.head_count_kv", heads), layers)
-    if most_heads is None or kv_heads is None:
-        return None
-    key = counted(metadata.get(f"{prefix}.attention.key_length", width // most_heads))
-    value = counted(metadata.get(f"{prefix}.attention.value_length", key))
-    if key is None or value is None:
-        return None
-    return kv_heads * (head_bytes(kv_format, key) + head_bytes(kv_format, value)) // 2
-
-
-def head_bytes(kv_format: str, head_dim: int) -> int:
-    """Of K and V of one token and head; of any size, since broken files are shown too."""
-    from invar import _native
-
-    scales, of_one = (_native.kv_head_bytes(kv_format, dim) for dim in (0, 1))
-    return (scales + (of_one - scales) * head_dim) // _native.PAGE_TOKENS
-
-
-def per_layer(value: Any, layers: int) -> tuple[int | None, int | None]:
-    """The most in a layer, and in all together; from one count for all or an array with each."""
-    if not hasattr(value, "tolist"):
-        count = counted(value)
-        return count, None if count is None else layers * count
-    counts = value.tolist()  # a layer without attention has 0
-    if not all(count == 0 or counted(count) for count in counts):
-        return None, None
-    return counted(max(counts, default=0)), counted(sum(counts))
 
 
 def counted(value: Any) -> int | None:
@@ -189,6 +149,8 @@ def plain(value: Any) -> Any:
 def as_text(report: dict[str, Any], all_tensors: bool) -> str:
     memory, version = report["memory"], report["gguf_version"]
     form = "safetensors" if version is None else f"GGUF version {version}"
+    if report["quantization"] is not None:
+        form += f" quantised as {report['quantization']}"
     parts = [
         "\n".join(report["files"]),
         f"  {form}, architecture {report['architecture']}, "
@@ -204,18 +166,8 @@ def as_text(report: dict[str, Any], all_tensors: bool) -> str:
             right=(1, 2),
         ),
         "\nMemory",
-        table([("weights", size_text(memory["weights_bytes"]))], right=(1,)),
+        memory_text(memory),
     ]  # fmt: skip
-    if memory["kv_bytes_per_request"] is not None:
-        per_token = size_text(memory["kv_bytes_per_token"])
-        rows = [(f"KV per token in {memory['kv_format']}", per_token)]
-        rows += [
-            (f"KV of a request of {int(length):,} tokens", size_text(count))
-            for length, count in memory["kv_bytes_per_request"].items()
-        ]
-        parts.append(table(rows, right=(1,)))
-    else:
-        parts.append("KV per token: unknown, the metadata's layers, heads and sizes do not tell")
     if "plan" in report:
         parts.append(plan_text(report["plan"]))
     if all_tensors:

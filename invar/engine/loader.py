@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from invar.backends.cpu.runner import CpuRunner
 from invar.backends.runner import RunnerInfo
 from invar.config import EngineConfig
-from invar.engine.budget import available_memory, drop_file_if_short, plan_sizes
+from invar.engine.budget import RunnerSizes, available_memory, drop_file_if_short, plan_sizes
 from invar.engine.door import Door, SeedSource
 from invar.engine.engine import Engine
 from invar.engine.model_files import (
@@ -25,7 +25,7 @@ from invar.engine.model_files import (
 from invar.engine.quantization import apply_quantization
 from invar.engine.sampling_defaults import SamplingDefaults, overriding, sampling_defaults
 from invar.grammar.compiler import GrammarCompiler
-from invar.graph.graph import Graph, GraphError, KVFormat
+from invar.graph.graph import Graph, GraphError, KVFormat, WeightSource
 from invar.graph.passes import with_kv_format, with_longest
 from invar.models import registry
 from invar.models.blocks import EMBEDDING
@@ -133,15 +133,30 @@ def load_text_alone(config: EngineConfig) -> TextSide:
         return load_text(config, text)
 
 
-def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedEngine:
+@dataclass(frozen=True)
+class PlannedEngine:
+    """All that is decided before memory is taken."""
+
+    graph: Graph
+    weights: WeightSource
+    sizes: RunnerSizes
+
+
+def plan_engine(config: EngineConfig, path: Path, source: ModelFile) -> PlannedEngine:
+    """Raises ValueError as `load_engine` does."""
     graph = with_kv_format(registry.build(source), KVFormat(config.kv_format))
     graph = with_longest(graph, config.max_model_len or graph.max_positions)
     weights = apply_quantization(config.quantization, graph, source, path.name)
     vocab_size = vocabulary_size(config, source) or graph.vocab_size
     refuse_tokens_without_rows(graph, vocab_size, source)
     sizes = plan_sizes(config, graph, weights, path.name, min(vocab_size, graph.vocab_size))
+    return PlannedEngine(graph, weights, sizes)
+
+
+def build_engine(config: EngineConfig, path: Path, source: ModelFile) -> LoadedEngine:
+    plan = plan_engine(config, path, source)
     available = available_memory()
-    runner = CpuRunner(graph, weights, **vars(sizes))
+    runner = CpuRunner(plan.graph, plan.weights, **vars(plan.sizes))
     drop_file_if_short(source, sum(size for _, size in runner.info.memory), available)
     try:
         refuse_more_logprobs(config, runner.info)

@@ -13,12 +13,11 @@ from backends.batches import llama_source
 from golden.tiny_models import model_path
 from models.memory_source import MemorySource
 
-from invar import _native
-from invar.backends.cpu.layout import page_bytes
+from invar.backends.cpu.layout import SLAB_BYTES
 from invar.backends.cpu.plan_report import PlanReport, report_plan
 from invar.cli.inspect import as_text, describe, plan_text
-from invar.graph.graph import KVFormat
-from invar.graph.passes import with_kv_format
+from invar.config import EngineConfig
+from invar.engine.loader import load_engine_alone
 from invar.models import registry
 from invar.weights.formats import QuantType
 from invar.weights.gguf import GGUFFile
@@ -36,32 +35,95 @@ def report_of(tmp_path: Path, **values: Any) -> dict[str, Any]:
         if value is None:
             del source.metadata[f"llama.{name}"]
     with GGUFFile(source.write(tmp_path / "x.gguf")) as file:
-        return describe(file, None, "bf16")
+        return describe(file, EngineConfig())
 
 
-def test_heads_of_zero_leave_memory_unknown(tmp_path: Path) -> None:
-    report = report_of(tmp_path, **{"attention.head_count": 0})
-    assert report["metadata"]["llama.attention.head_count"] == 0
-    assert report["memory"]["kv_bytes_per_token"] is None
-    assert "KV per token: unknown" in as_text(report, all_tensors=False)
-
-
-def test_heads_by_layer_count_where_they_are(tmp_path: Path) -> None:
-    counts = np.array([2, 0], np.int32)  # the second layer has no attention
+@pytest.mark.parametrize("counts", [0, np.array([2, 0], np.int32)])
+def test_where_no_model_can_be_made_of_it_memory_is_unknown(tmp_path: Path, counts: Any) -> None:
     report = report_of(tmp_path, **{"attention.head_count_kv": counts})
-    assert report["memory"]["kv_bytes_per_token"] == 2 * 2 * 16 * 2
+    shown = report["metadata"]["llama.attention.head_count_kv"]
+    assert shown == (counts if isinstance(counts, int) else counts.tolist())
+    assert "llama.attention.head_count_kv" in report["memory"]["kv_error"]
+    assert "KV: unknown, no model can be made of it" in as_text(report, all_tensors=False)
 
 
 @pytest.mark.parametrize(("kv_format", "size"), [("bf16", 64), ("fp16", 64), ("int8", 40)])
 def test_kv_memory_follows_its_format(kv_format: str, size: int) -> None:
     """K and V of a head of 16: two bytes a value, or one and two scales."""
     with GGUFFile(model_path("llama_gqa")) as file:
-        memory = describe(file, [100], kv_format)["memory"]
-        groups = with_kv_format(registry.build(file), KVFormat(kv_format)).groups
-    heads = sum(group.layers * group.kv_heads for group in groups)
-    assert memory["kv_bytes_per_token"] == size * heads
-    assert memory["kv_bytes_per_request"] == {"100": 100 * size * heads}
-    assert sum(page_bytes(group) for group in groups) == _native.PAGE_TOKENS * size * heads
+        memory = describe(file, EngineConfig(kv_cache_dtype=kv_format))["memory"]
+    assert memory["kv_bytes_per_token"] == size * 2 * 2  # layers and KV heads
+    assert memory["kv_groups"] == [
+        {"name": "full", "layers": 2, "window": None, "bytes_per_token": size * 4}
+    ]
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    "name", ["llama_gqa", "mistral_window", "gemma3_pattern6", "llama4", "deepseek_v2", "gpt_oss"]
+)
+def test_memory_is_what_an_engine_takes(name: str, kv_format: str) -> None:
+    """All pages of a window's layers or of latent attention too; and so many requests fit."""
+    for tokens, requests in ((33, 3), (1000, 2)):
+        config = EngineConfig(
+            model=str(model_path(name)),
+            kv_cache_dtype=kv_format,
+            max_model_len=tokens,
+            max_num_seqs=requests,
+            max_num_batched_tokens=64,
+        )
+        with GGUFFile(model_path(name)) as file:
+            memory = describe(file, config)["memory"]
+        loaded = load_engine_alone(config)
+        info, kv = loaded.engine.runner.info, loaded.engine.memory
+        taken = info.slabs * info.slab_bytes
+        assert memory["kv_bytes"][str(tokens)][str(requests)] == taken
+        assert memory["at_start"]["bytes"] == dict(loaded.memory_table)
+        assert memory["at_start"]["max_model_len"] == loaded.engine.max_model_len == tokens
+        opened = [kv.open(np.arange(tokens, dtype=np.int32), tokens) for _ in range(requests)]
+        assert None not in opened
+        loaded.close()
+
+
+def test_a_table_of_lengths_and_requests() -> None:
+    model = str(model_path("gemma3_pattern6"))
+    options = ("--lengths", "100,200000", "--batches", "1,4096")
+    report = json.loads(invar("inspect", model, "--json", *options).stdout)
+    cells = report["memory"]["kv_bytes"]
+    assert [list(cells), *map(list, cells.values())] == [["100", "200000"], *[["1", "4096"]] * 2]
+    full, window = report["memory"]["kv_groups"]
+    assert (full["window"], window["window"]) == (None, 12)
+    # All 200,000 tokens in one layer, those of a window and a step's chunk in six.
+    least = 200_000 * full["bytes_per_token"] + (12 + 511) * window["bytes_per_token"]
+    assert least < cells["200000"]["1"] < least + 2 * SLAB_BYTES  # each group ends in one
+    text = invar("inspect", model, *options).stdout
+    assert "in 1 layer, " in text
+    assert "layers that see 12 tokens" in text
+    assert "of 200,000 tokens" in text
+
+
+def test_what_does_not_go_is_said_in_the_place_of_what_it_would_take() -> None:
+    model = str(model_path("llama_gqa"))
+    shown = invar("inspect", model, "--max-model-len", "1M", "--max-num-seqs", "3")
+    assert shown.returncode == 0
+    assert "Not on this machine with these options: max_model_len: 1048576 is beyond the 2048" in (
+        shown.stdout
+    )
+    assert "of 1,048,576 tokens" in shown.stdout
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--batches", "0"], "--batches 0: write numbers from 1 on"),
+    (["--batches", "1,x"], "--batches 1,x: write numbers"),
+    (["--lengths", str(2**31)], "--lengths 2147483648: write"),
+    (["--max-num-seqs", "0"], "max_num_seqs: 0 is outside"),
+    (["--kv-cache-dtype", "fp4"], "kv_cache_dtype: 'fp4' is not one of"),
+])  # fmt: skip
+def test_options_that_are_wrong(words: list[str], message: str) -> None:
+    result = invar("inspect", str(model_path("llama_gqa")), *words)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
