@@ -20,6 +20,7 @@ from invar.config import DEFAULT_MODEL, EngineConfig, check_names
 from invar.engine.door import ResolvedParams
 from invar.engine.loader import LoadedModel, load_engine
 from invar.engine.sampling_params import RequestOutputKind, SamplingParams
+from invar.grammar.thoughts import Thoughts
 from invar.observe.progress import progress_bar
 from invar.outputs import (
     CompletionOutput,
@@ -30,6 +31,7 @@ from invar.outputs import (
     RequestOutput,
 )
 from invar.text.chat_template import require_template
+from invar.text.reply_detection import wants_thoughts
 from invar.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -122,7 +124,9 @@ class LLM:
             read = []
             for conversation in conversations:
                 text, ids = template.encode_with_text(self.model.tokenizer, conversation, **options)
-                read.append(ReadPrompt(text, ids))
+                continued = final_text(conversation) if continue_final_message else ""
+                thinks = wants_thoughts(chat_template_kwargs or {})
+                read.append(ReadPrompt(text, ids, None, True, continued, thinks))
             return self._run(read, sampling_params, None, use_tqdm, goes_on=continue_final_message)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -218,6 +222,7 @@ class LLM:
                     ready,
                     priority=priorities[index],
                     cache_salt=prompt.cache_salt,
+                    thoughts=self._thoughts(prompt, ready),
                 )
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}") from None
@@ -226,6 +231,21 @@ class LLM:
             )
         self._drain(pending, use_tqdm)
         return [one.output for one in pending]
+
+    def _thoughts(self, prompt: ReadPrompt, ready: ResolvedParams) -> Thoughts | None:
+        """Those that may stand before an answer with a form, or that have a budget. A text that is
+        gone on with has some where somebody bounds them."""
+        is_bounded = ready.params.thinking_token_budget is not None
+        if not is_bounded and not (prompt.is_chat and ready.grammar is not None):
+            return None
+        replies = self.model.replies
+        thoughts = None
+        if replies is not None:
+            text = self.model.tokenizer.decode_end(prompt.ids)
+            thoughts = replies.thoughts(text, continued=prompt.continued, thinks=prompt.thinks)
+        if thoughts is None and is_bounded and (replies is None or not replies.has_reasoning):
+            self._notice("SamplingParams.thinking_token_budget", "this model does not think")
+        return thoughts
 
     def _prepare(self, params: SamplingParams) -> ResolvedParams:
         ready = self.model.door.prepare(params)
@@ -288,6 +308,14 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if len(prompts) and isinstance(prompts[0], int | np.integer):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
+
+
+def final_text(conversation: Conversation) -> str:
+    """The message that an answer goes on with."""
+    content = conversation[-1].get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content)
 
 
 def one_each(name: str, given: T | Sequence[T], count: int) -> Sequence[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,6 +25,9 @@ class ReadPrompt:
     text: str | None
     ids: np.ndarray
     cache_salt: str | None = None
+    is_chat: bool = False
+    continued: str = ""  # the message that the answer goes on with
+    thinks: bool = True  # thoughts have not been switched off
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,14 @@ class TokensOnly:
 
 
 def assembler(
-    tokenizer: Tokenizer, request: EngineRequest, params: SamplingParams, goes_on: bool
+    tokenizer: Tokenizer,
+    request: EngineRequest,
+    params: SamplingParams,
+    goes_on: bool,
+    shown_ids: Collection[int] = (),
 ) -> TextAssembler | TokensOnly:
+    """Of one choice. goes_on: its text goes on with the prompt's, it does not begin one.
+    shown_ids: control tokens that whoever reads the text needs to see."""
     if not params.detokenize:
         return TokensOnly()
     return TextAssembler(
@@ -191,4 +200,5 @@ def assembler(
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,
         at_start=not goes_on,
+        shown_ids=shown_ids,
     )

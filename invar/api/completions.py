@@ -26,11 +26,13 @@ from invar.api.sampling import (
     tenant_of,
     wanted_tokens,
 )
-from invar.api.server import Server
+from invar.api.server import ServedModel, Server
 from invar.api.streams import Frames, TextFrames, answer, events
 from invar.api.threads import beside_loop
 from invar.engine.door import ResolvedParams
 from invar.engine.request import TokenLogprobs
+from invar.engine.sampling_params import SamplingParams
+from invar.grammar.thoughts import Thoughts
 from invar.serving.async_engine import ChoiceRequest
 from invar.serving.choice import ChoiceDelta
 from invar.text.output import TextAssembler
@@ -85,9 +87,25 @@ def all_choices(
         if fields.scores_only:
             choices += scoring_requests(server, fields, ready, prompt, tenant)
         else:
-            echoed = fields.logprobs if fields.echo else None
-            choices += choice_requests(server, fields, ready, prompt, tenant, echo_logprobs=echoed)
+            choices += choice_requests(
+                server,
+                fields,
+                ready,
+                prompt,
+                tenant,
+                echo_logprobs=fields.logprobs if fields.echo else None,
+                thoughts=thoughts_behind(server.model, ready.params, prompt),
+            )
     return choices
+
+
+def thoughts_behind(
+    model: ServedModel, params: SamplingParams, prompt: TokenIds
+) -> Thoughts | None:
+    """A text that is gone on with has thoughts where somebody bounds them."""
+    if params.thinking_token_budget is None or model.replies is None:
+        return None
+    return model.replies.thoughts(model.tokenizer.decode_end(prompt))
 
 
 class CompletionWriter(Frames):

@@ -69,6 +69,7 @@ async def start_conversation(
         prompt_end=prompt.end,
         continued=prompt.continued,
         parallel=prompt.tools.parallel,
+        keeps_content=ready.grammar is not None,
     )
     return start_call(
         server,
@@ -96,9 +97,14 @@ def reply_format(server: Server, fields: ChatFields, tools: ToolUse) -> ReplyFor
 def thoughts_of(server: Server, prompt: ChatPrompt) -> Thoughts | None:
     """Those that may stand before the answer, however the reply is told."""
     replies = server.model.replies
-    thoughts = None if replies is None else replies.form.thoughts(prompt.end, prompt.continued)
-    # Those that the prompt has opened come, whatever was asked for.
-    return thoughts if thoughts and (prompt.thinks or thoughts.have_begun) else None
+    if replies is None:
+        return None
+    return replies.thoughts(
+        prompt.end,
+        continued=prompt.continued,
+        thinks=prompt.thinks,
+        takes_calls=prompt.tools.schemas is not None,
+    )
 
 
 def check_begins(server: Server, prompt_tokens: int) -> None:

@@ -55,6 +55,11 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
+    # Tokens of thoughts: the names of vLLM, llama.cpp, SGLang and Qwen.
+    thinking_token_budget: int | None = None
+    reasoning_budget_tokens: int | None = None
+    max_thinking_tokens: int | None = None
+    thinking_budget: int | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None

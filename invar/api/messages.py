@@ -36,11 +36,18 @@ async def create_message(server: Server, request: Request) -> Response:
         max_tokens,
         ends_at_window=True,
     )
-    with in_words({"stop": "stop_sequences", "response_format": "output_config.format"}):
+    with in_words(IN_WORDS):
         call = await start_conversation(server, request, "msg", conversation)
     with_thinking = fields.thinking is None or fields.thinking.type != "disabled"
     writer = MessageWriter(call, max_tokens, with_thinking)
     return await answer(request, call, writer, fields.stream)
+
+
+IN_WORDS = {
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 
 
 async def count_tokens(server: Server, request: Request) -> Response:

@@ -140,8 +140,6 @@ def parse_messages(
     lists = [m.content for m in fields.messages if isinstance(m.content, list)]
     inner = [len(b.content) for blocks in lists for b in blocks if isinstance(b.content, list)]
     check_items("messages", sum(map(len, lists)) + sum(inner), limits.messages)
-    if fields.thinking is not None and fields.thinking.budget_tokens is not None:
-        counts.take_idle(["thinking.budget_tokens"])
     messages = [part for part in [system_message(fields.system)] if part is not None]
     for index, message in enumerate(fields.messages):
         messages += converted(message, f"messages[{index}]")
@@ -198,6 +196,8 @@ def chat_fields(
         names = ("stream", "temperature", "top_p", "top_k", "seed", "cache_salt", "priority")
         common |= {name: getattr(fields, name) for name in names}
         common["stop"] = fields.stop_sequences
+        if thinking is not None and thinking.type != "disabled":
+            common["thinking_token_budget"] = thinking.budget_tokens
         common["response_format"] = answer_format(fields)
         common["user"] = fields.metadata.user_id if fields.metadata is not None else None
     return ChatFields(**common)

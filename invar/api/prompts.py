@@ -18,6 +18,7 @@ from invar.api.threads import beside_loop
 from invar.api.tools import NO_TOOLS, ToolUse, tool_use
 from invar.text.chat_template import require_template
 from invar.text.errors import ChatTemplateError, TokenizerError
+from invar.text.reply_detection import PROMPT_END, THINKING_SWITCHES, wants_thoughts
 
 # Variables of a template that have a field of their own, or that would replace the template.
 RESERVED_VARIABLES = frozenset(
@@ -35,7 +36,6 @@ RESERVED_VARIABLES = frozenset(
 
 TokenIds = npt.NDArray[np.int32]
 Encoded = TypeVar("Encoded")
-PROMPT_END = 256  # characters at the end of a prompt in which a template may begin the reply
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,9 @@ async def chat_prompt(
     effort = getattr(fields, "reasoning_effort", None)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
+        for name in THINKING_SWITCHES:
+            if effort == "none" and name in template.source:
+                variables.setdefault(name, False)
     server.field_counts.take_idle(
         [f"chat_template_kwargs.{name}" for name in variables if name not in template.source]
     )
@@ -119,12 +122,6 @@ async def chat_prompt(
     text, ids = await encoded(server, encode, characters, "messages", body_bytes)
     continued = final_text(checked) if continues else ""
     return ChatPrompt(ids, text[-PROMPT_END:], continued, tools, wants_thoughts(variables))
-
-
-def wants_thoughts(variables: Mapping[str, Any]) -> bool:
-    """What a request says to the template of thoughts: some are asked for unless it says no."""
-    switches = (variables.get(name) for name in ("enable_thinking", "thinking"))
-    return variables.get("reasoning_effort") != "none" and False not in switches
 
 
 def final_text(messages: list[Message]) -> str:

@@ -36,7 +36,6 @@ REFUSALS: Mapping[str, Refusal] = {
     "length_penalty": Refusal("length_penalty belongs to beam search", (1, 1.0)),
     "documents": Refusal("retrieval templates come with a later version of this server", ([],)),
     "chat_template": Refusal("the server's operator chooses the template (--chat-template)"),
-    "thinking_token_budget": Refusal("it comes with a later version of this server", (-1,)),
     "truncate_prompt_tokens": Refusal("it comes with a later version; shorten the prompt"),
     "return_token_ids": Refusal("it comes with a later version of this server", (False,)),
     "return_tokens_as_token_ids": Refusal("it comes with a later version", (False,)),

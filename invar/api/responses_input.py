@@ -100,6 +100,7 @@ class ResponsesFields(InputFields, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     structured_outputs: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
 
 
 Fields = TypeVar("Fields", bound=InputFields)

@@ -22,6 +22,7 @@ from invar.engine.door import ResolvedParams
 from invar.engine.request import EngineRequest
 from invar.engine.sampling_params import SamplingParams
 from invar.grammar.thoughts import Thoughts
+from invar.outputs import assembler
 from invar.serving.async_engine import ChoiceRequest
 from invar.text.output import TextAssembler
 
@@ -48,6 +49,13 @@ SAME_NAME = (
     "spaces_between_special_tokens",
     "min_tokens",
     "prompt_logprobs",
+)
+
+BUDGETS = (
+    "thinking_token_budget",
+    "reasoning_budget_tokens",
+    "max_thinking_tokens",
+    "thinking_budget",
 )
 
 
@@ -79,6 +87,7 @@ async def prepare_sampling(
             "logprobs": logprobs,
             "max_tokens": max_tokens if scores_only else defaults.within_limit(max_tokens),
             "structured_outputs": None if scores_only else form,
+            "thinking_token_budget": thinking_budget(server, fields),
         }
         params = SamplingParams(**given)
         if params.structured_outputs is not None:
@@ -87,6 +96,19 @@ async def prepare_sampling(
         return server.model.door.prepare(params)
     except (ValueError, TypeError) as error:
         raise from_value_error(error, field) from None
+
+
+def thinking_budget(server: Server, fields: GenerationFields) -> int | None:
+    """Tokens of thoughts under whatever name; −1: as many as the model likes."""
+    given = [(name, value) for name in BUDGETS if (value := getattr(fields, name)) is not None]
+    for name, value in given:
+        check_range(name, value, -1, 2**31 - 1)
+        if value != given[0][1]:
+            raise bad_request(f"{given[0][0]} and {name} say different things.", name)
+    replies = server.model.replies
+    if given and (replies is None or not replies.has_reasoning):
+        server.field_counts.take_idle([given[0][0]])
+    return given[0][1] if given else None
 
 
 def check_limits(limits: Limits, fields: GenerationFields) -> None:
@@ -160,16 +182,13 @@ def choice_requests(
     return [
         ChoiceRequest(
             with_prompt_logprobs(request, scored),
-            TextAssembler(
+            assembler(
                 server.model.tokenizer,
-                stop=params.stop_strings,
-                stop_token_ids=request.stop_token_ids,
-                include_stop_str_in_output=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-                min_tokens=params.min_tokens,
-                shown_ids=shown_ids,
+                request,
+                params,
                 # A completion goes on where its prompt ends, a reply begins a text.
-                at_start=isinstance(fields, ChatFields),
+                goes_on=not isinstance(fields, ChatFields),
+                shown_ids=shown_ids,
             ),
             frozenset(params.stop_token_ids or ()),
         )

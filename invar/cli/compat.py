@@ -281,7 +281,6 @@ LLAMA_CPP: tuple[Rule, ...] = (
     refused(PER_REQUEST, "--grammar", "--grammar-file", commands=SERVE),
     refused(PER_REQUEST, "-j", "--json-schema", "-jf", "--json-schema-file", commands=SERVE),
     inert("thoughts are told from answers", "--reasoning-format", neutral=("auto", "deepseek")),
-    refused(PER_REQUEST, "--reasoning-budget", neutral=("-1",)),
     refused(ADAPTERS, "--lora", "--lora-scaled", "--control-vector"),
     refused(POOLING, "--embedding", "--embeddings", "--rerank", takes=Takes.NOTHING),
     refused("images come with a later version", "--mmproj", "-mm", "--image"),

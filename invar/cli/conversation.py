@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from invar.engine.sampling_params import SamplingParams
+from invar.grammar.thoughts import Thoughts
+from invar.outputs import assembler
 from invar.serving.choice import Choice
-from invar.text.output import TextAssembler
 
 if TYPE_CHECKING:
     from invar.engine.loader import LoadedModel
@@ -62,14 +63,11 @@ class Conversation:
     def _generate(self, text: str, is_stopped: Callable[[], bool]) -> Iterator[str]:
         loaded, engine = self._loaded, self._loaded.engine
         self._count += 1
-        (request,) = loaded.door.resolve(f"run-{self._count}", self._prompt(text), self._ready)
-        assembler = TextAssembler(
-            loaded.tokenizer,
-            stop_token_ids=request.stop_token_ids,
-            min_tokens=request.min_tokens,
-            at_start=self.chats,
+        prompt = self._prompt(text)
+        (request,) = loaded.door.resolve(
+            f"run-{self._count}", prompt, self._ready, thoughts=self._thoughts(prompt)
         )
-        choice = Choice(0, assembler)
+        choice = Choice(0, assembler(loaded.tokenizer, request, self._ready.params, not self.chats))
         engine.add_request(request)
         try:
             while not is_stopped():
@@ -82,6 +80,14 @@ class Conversation:
                         return
         finally:
             engine.abort(request.id)
+
+    def _thoughts(self, prompt: Any) -> Thoughts | None:
+        """Those that may stand before the answer, where they count."""
+        is_bounded = self._ready.params.thinking_token_budget is not None
+        counts = is_bounded or (self.chats and self._ready.grammar is not None)
+        replies = self._loaded.replies if counts else None
+        end = self._loaded.tokenizer.decode_end(prompt) if counts else ""
+        return None if replies is None else replies.thoughts(end)
 
     def _prompt(self, text: str) -> Any:
         tokenizer, template = self._loaded.tokenizer, self._loaded.chat_template

@@ -56,6 +56,9 @@ def parser() -> CommandParser:
     parser.value("--grammar-file", metavar="FILE", help="the same from a file")
     parser.value("--json-schema", "-j", help="the answer is JSON that it allows; {} allows any")
     parser.value("--json-schema-file", "-jf", metavar="FILE", help="the same from a file")
+    parser.value(
+        "--reasoning-budget", type=whole, help="most tokens of thoughts; absent or -1: any number"
+    )
     parser.flag("--ignore-eos", help="go on to the limit")
     parser.flag("--raw", help="go on with the text; no chat template")
     add_engine_options(parser)
@@ -109,6 +112,9 @@ def wanted_params(
     values["max_tokens"] = longest_answer(args.max_tokens)
     if args.max_tokens is None or defaults.max_tokens is not None:
         values["max_tokens"] = defaults.within_limit(values["max_tokens"])
+    values["thinking_token_budget"] = or_default(
+        "--reasoning-budget", args.reasoning_budget, marks=(-1,)
+    )
     return SamplingParams(**values, ignore_eos=args.ignore_eos, structured_outputs=form)
 
 

@@ -73,6 +73,7 @@ class HttpOptions:
     traces_url: str | None = None  # of a collector
     tool_call_parser: str | None = None  # None: what the chat template writes
     reasoning_parser: str | None = None
+    thinking_budget: int | None = None  # tokens of thoughts, of requests that name none
 
 
 def parser() -> CommandParser:
@@ -123,6 +124,11 @@ def parser() -> CommandParser:
         "--tool-call-parser", metavar="NAME", help="of calls; by default as the chat template"
     )
     parser.value("--reasoning-parser", metavar="NAME", help="of thoughts; none: they are content")
+    parser.value(
+        "--reasoning-budget",
+        type=whole,
+        help="most tokens of thoughts where a request names no budget; -1: any number",
+    )
     parser.flag("--strict-fields", help="refuse request fields nobody knows")
     parser.value(
         "--drain-timeout",
@@ -281,6 +287,7 @@ def http_options(args: argparse.Namespace) -> HttpOptions:
         traces_url=traces_url(args.otlp_traces_endpoint),
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
+        thinking_budget=or_default("--reasoning-budget", args.reasoning_budget, marks=(-1,)),
     )
 
 
@@ -342,6 +349,7 @@ def http_server(
             tokenizer,
             tool_parser=http.tool_call_parser,
             reasoning_parser=http.reasoning_parser,
+            thinking_budget=http.thinking_budget,
         )
     if notice is not None:
         logger.warning("%s", notice)

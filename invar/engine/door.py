@@ -137,14 +137,14 @@ class Door:
         return ready
 
     def _bounded(self, thoughts: Thoughts | None, ready: ResolvedParams) -> Thoughts | None:
-        """With the budget of the parameters; None where nothing begins behind them or bounds
-        them."""
-        budget = ready.params.thinking_token_budget
-        if budget in (None, -1):
-            return None if ready.grammar is None else thoughts
-        if thoughts is not None and self.grammars is None:
-            raise ValueError("thinking_token_budget: this engine guides no answers")
-        return None if thoughts is None else replace(thoughts, budget=budget)
+        """With the budget of the parameters, which goes before their own; None where nothing
+        begins behind them or bounds them."""
+        if thoughts is None or self.grammars is None:
+            return None
+        asked = ready.params.thinking_token_budget
+        if asked is not None:
+            thoughts = replace(thoughts, budget=None if asked == -1 else asked)
+        return None if ready.grammar is None and thoughts.budget is None else thoughts
 
     def _check_room(
         self, ready: ResolvedParams, max_tokens: int, thoughts: Thoughts | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,6 +31,7 @@ from invar.graph.passes import with_kv_format, with_longest
 from invar.models import registry
 from invar.models.blocks import EMBEDDING
 from invar.text.chat_template import ChatTemplate
+from invar.text.reply_detection import ModelReplies, model_replies
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
 from invar.weights.sources import resolve
@@ -77,6 +79,13 @@ class LoadedModel(LoadedEngine):
     chat_template: ChatTemplate | None
     door: Door
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)  # of silent requests
+
+    @cached_property
+    def replies(self) -> ModelReplies | None:
+        """How its replies are read; None: it cannot chat."""
+        if self.chat_template is None:
+            return None
+        return model_replies(self.chat_template, self.tokenizer)[0]
 
 
 def load_engine(config: EngineConfig) -> LoadedModel:

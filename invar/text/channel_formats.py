@@ -50,7 +50,7 @@ class HarmonyFormat(ReplyFormat):
     def markers(self) -> tuple[str, ...]:
         return (CHANNEL, MESSAGE, START, "<|constrain|>", *ENDS)
 
-    def thoughts(self, prompt_end: str, continued: str = "") -> Thoughts | None:
+    def thoughts(self, prompt_end: str, continued: str, takes_calls: bool) -> Thoughts | None:
         """All that stands before the content of the channel final."""
         return None if FINAL.search(prompt_end.rpartition(START)[2]) else HARMONY_THOUGHTS
 

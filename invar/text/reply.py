@@ -121,11 +121,11 @@ class ReplyFormat(ABC):
     def markers(self) -> tuple[str, ...]:
         """Texts to be seen here, although control tokens may stand for them."""
 
-    def thoughts(self, prompt_end: str, continued: str = "") -> Thoughts | None:
+    def thoughts(self, prompt_end: str, continued: str, takes_calls: bool) -> Thoughts | None:
         """Those that may stand before a reply's content, as `read` tells them. None: it begins
         with its content.
 
-        ``prompt_end`` and ``continued`` as in `Reply`.
+        ``prompt_end`` and ``continued`` as in `Reply`; ``takes_calls``: calls are looked for.
         """
         return None
 
@@ -153,10 +153,15 @@ class MarkedFormat(ReplyFormat):
         thinks = self.reasoning is not None and self._begins_thinking(
             self.reasoning, prompt_end, reply.continued
         )
+        thoughts = self.reasoning
+        if thoughts is not None and reply.keeps_content and not thinks:
+            thinks = yield from reply.scanner.literal(thoughts.start)
         if thinks:
             yield from self._think(reply, openers)
+        if reply.keeps_content:
+            yield from reply.scanner.until(stops(), reply.say_content)
+            return
         yield from self._begin(reply, calls)
-        thoughts = self.reasoning
         own = () if thoughts is None else (thoughts.start, *thoughts.dropped)
         while True:
             # The end of thoughts that a call has ended is no content.
@@ -172,7 +177,7 @@ class MarkedFormat(ReplyFormat):
             else:
                 reply.interrupted = reply.interrupted and marker not in late
 
-    def thoughts(self, prompt_end: str, continued: str = "") -> Thoughts | None:
+    def thoughts(self, prompt_end: str, continued: str, takes_calls: bool) -> Thoughts | None:
         markers = self.reasoning
         if markers is None:
             return None
@@ -181,7 +186,9 @@ class MarkedFormat(ReplyFormat):
             if continued or prompt_end.rstrip().endswith(markers.end):
                 return None
             start = markers.start
-        return Thoughts(re.escape(markers.end), (("", markers.end),), start)
+        calls = self.calls if takes_calls else ()
+        openers = tuple(opener for form in calls for opener in form.openers)
+        return Thoughts(re.escape(markers.end), (("", markers.end),), start, openers)
 
     def _begins_thinking(self, thoughts: ReasoningMarkers, prompt_end: str, continued: str) -> bool:
         opened, closed = continued.rfind(thoughts.start), continued.rfind(thoughts.end)
@@ -244,14 +251,17 @@ class Reply:
         continued: str = "",
         seed: str = "",
         parallel: bool = True,
+        keeps_content: bool = False,
     ) -> None:
         """``form`` None: all is content. ``tools``: name → schema of its arguments; None: no calls
         are looked for. ``prompt_end``: the last of the prompt, a line or more. ``continued``: a
         message that the reply goes on with. ``seed``: what ids of calls are made of.
-        ``parallel`` False: of several calls the first alone is told."""
+        ``parallel`` False: of several calls the first alone is told. ``keeps_content``: behind its
+        thoughts a reply has one form, in which nothing is a marker."""
         self.scanner = Scanner()
         self.continued = continued
         self.takes_calls = tools is not None
+        self.keeps_content = keeps_content and tools is None
         self.tools: Mapping[str, Mapping[str, Any]] = tools or {}
         self.interrupted = False  # a call came before the end of thoughts
         self.cut = False

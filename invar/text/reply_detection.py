@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from invar.grammar.thoughts import Thoughts
 from invar.text.chat_template import ChatTemplate
 from invar.text.model_formats import (
     ALIASES,
@@ -37,6 +39,8 @@ from invar.text.tool_prompt import (
 )
 
 NO_REASONING = "none"
+PROMPT_END = 256  # characters at the end of a prompt in which a template may begin the reply
+THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,35 @@ class ModelReplies:
     prompt: ToolPrompt
     tool_parser: str  # the name of its format
     shown_ids: frozenset[int]  # control tokens that are markers of the format
+    thinking_budget: int | None = None  # tokens of thoughts, where a request names none
 
     @property
     def has_reasoning(self) -> bool:
         return not isinstance(self.form, MarkedFormat) or self.form.reasoning is not None
+
+    def thoughts(
+        self,
+        prompt: str,
+        *,
+        continued: str = "",
+        thinks: bool = True,
+        takes_calls: bool = False,
+    ) -> Thoughts | None:
+        """Those that may stand before the answer to a prompt, of which the end is enough.
+
+        ``thinks``: the request has not switched them off. Those that the prompt has begun all the
+        same are ended at once.
+        """
+        thoughts = self.form.thoughts(prompt[-PROMPT_END:], continued, takes_calls)
+        if thoughts is None or not (thinks or thoughts.have_begun):
+            return None
+        return replace(thoughts, budget=self.thinking_budget if thinks else 0)
+
+
+def wants_thoughts(variables: Mapping[str, Any]) -> bool:
+    """What a request says to a template of thoughts: they are asked for unless it says no."""
+    switches = (variables.get(name) for name in THINKING_SWITCHES)
+    return variables.get("reasoning_effort") != "none" and False not in switches
 
 
 def model_replies(
@@ -59,6 +88,7 @@ def model_replies(
     *,
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
+    thinking_budget: int | None = None,
 ) -> tuple[ModelReplies, str | None]:
     """The model's format, and what is to be said of a forced one that its template speaks against.
 
@@ -79,7 +109,7 @@ def model_replies(
         for token_id in tokenizer.control_ids
         if any(tokenizer.token_text(token_id) in marker for marker in markers)
     )
-    return ModelReplies(form, prompt, name, shown), notice
+    return ModelReplies(form, prompt, name, shown, thinking_budget), notice
 
 
 def whole_form(name: str, reasoning: ReasoningMarkers | None, prompt: ToolPrompt) -> ReplyFormat:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Tokenizer", "TokenizerError"]
 
 TokenIds = npt.NDArray[np.int32]
+END_TOKENS = 64  # of a prompt, which `decode_end` looks at
 
 
 class TextEncoder(Protocol):
@@ -172,6 +173,10 @@ class Tokenizer:
         if self.strips_leading_space:
             joined = joined.removeprefix(b" ")
         return joined.decode("utf-8", "replace")
+
+    def decode_end(self, ids: TokenIds) -> str:
+        """The last of a prompt as text, with its control tokens: a few lines."""
+        return self.decode(ids[-END_TOKENS:].tolist(), skip_special_tokens=False)
 
     def _closing_ids(self) -> list[int]:
         closing = []

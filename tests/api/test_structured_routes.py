@@ -223,3 +223,72 @@ def test_a_form_begins_behind_the_thoughts(thinker: RealServer, fields: dict[str
     assert silent["content"][0] in "{abc"
     error = refusal(thinker, regex="a{30}", max_tokens=32)
     assert "to end its thoughts" in error["message"]
+
+
+def thoughts_in(body: dict[str, Any]) -> int:
+    tokens: int = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    return tokens
+
+
+@pytest.mark.parametrize("field", [
+    "thinking_token_budget", "reasoning_budget_tokens", "max_thinking_tokens", "thinking_budget",
+])  # fmt: skip
+def test_a_budget_of_thoughts(thinker: RealServer, field: str) -> None:
+    free = chat(thinker, ignore_eos=True)
+    assert free["choices"][0]["message"]["content"] is None
+    assert thoughts_in(free) >= 78  # blanks before the first word are none
+    for budget in (0, 1, 7):
+        bounded = chat(thinker, ignore_eos=True, **{field: budget})
+        message = bounded["choices"][0]["message"]
+        assert message["content"]
+        assert budget - 2 <= thoughts_in(bounded) <= budget + len("</think>")
+        free_text = free["choices"][0]["message"]["reasoning"]
+        assert free_text.startswith(message["reasoning"] or "")
+    assert chat(thinker, ignore_eos=True, **{field: -1})["choices"] == free["choices"]
+    assert refusal(thinker, **{field: -2})["param"] == field
+    other = "thinking_budget" if field != "thinking_budget" else "max_thinking_tokens"
+    assert "different" in refusal(thinker, **{field: 3, other: 4})["message"]
+    both = chat(thinker, **{field: 5}, regex="[a-c]{4}")["choices"][0]
+    assert re.fullmatch("[a-c]{4}", both["message"]["content"])
+    assert both["finish_reason"] == "stop"
+
+
+def test_a_budget_in_the_other_dialects(thinker: RealServer) -> None:
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "model": ""}
+    thinking = {"type": "enabled", "budget_tokens": 6}
+    answer = thinker.http.post("/v1/messages", json={**asked, "thinking": thinking})
+    kinds = [part["type"] for part in answer.json()["content"]]
+    assert kinds == ["thinking", "text"], answer.text
+    thinking["budget_tokens"] = -3
+    wrong = thinker.http.post("/v1/messages", json={**asked, "thinking": thinking})
+    assert (wrong.status_code, "thinking.budget_tokens" in wrong.text) == (400, True)
+    response = thinker.http.post("/v1/responses", json={
+        "input": "x", "max_output_tokens": 60, "thinking_token_budget": 6}).json()  # fmt: skip
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    silent = thinker.http.post("/v1/responses", json={
+        "input": "x", "max_output_tokens": 60, "reasoning": {"effort": "none"}}).json()  # fmt: skip
+    assert [item["type"] for item in silent["output"]] == ["message"]
+    prompt = {"prompt": "user: x\nassistant:<think>\n", "max_tokens": 40, "ignore_eos": True}
+    plain = thinker.http.post("/v1/completions", json=prompt).json()["choices"][0]["text"]
+    assert "</think>" not in plain
+    text = thinker.http.post("/v1/completions", json={**prompt, "thinking_token_budget": 4})
+    assert "</think>" in text.json()["choices"][0]["text"]
+
+
+def test_the_budget_of_a_server(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(THINKS)
+    config = EngineConfig(model=str(TINY), num_threads=2, chat_template=str(template))
+    with real_server(config, thinking_budget=3) as server:
+        assert chat(server)["choices"][0]["message"]["content"]
+        own = chat(server, thinking_token_budget=-1)["choices"][0]["message"]
+        assert own["content"] is None
+
+
+def test_markers_in_a_form_are_its_own(thinker: RealServer) -> None:
+    """What a string of JSON says is no thought and no call."""
+    said = '{"a": "<think>b</think><tool_call>"}'
+    choice = {"choice": [said]}
+    for fields in ({}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        message = chat(thinker, structured_outputs=choice, max_tokens=120, **fields)
+        assert message["choices"][0]["message"]["content"] == said

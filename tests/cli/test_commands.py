@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from articles.model import TINY
 from golden.hf_form import write_hf_directory
 
 from .commands import INVAR, environment, invar, listening, serving
@@ -410,3 +411,15 @@ def test_serve_ends_on_ctrl_c_with_a_stream_open() -> None:
             began = time.monotonic()
             assert server.end(signal.SIGINT) == 3  # an answer was cut
             assert time.monotonic() - began < 10
+
+
+def test_a_budget_of_thoughts(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages[-1].content }}<think>\n")
+    words = ["run", "-m", str(TINY), "--chat-template", str(template), "-p", "x", "--seed", "3"]
+    words += ["-n", "40", "--ignore-eos"]
+    free, bounded = invar(*words), invar(*words, "--reasoning-budget", "5")
+    assert "</think>" not in free.stdout
+    thought = bounded.stdout.partition("</think>")[0]
+    assert free.stdout.startswith(thought)
+    assert "--reasoning-budget: -2" in invar(*words, "--reasoning-budget", "-2").stderr

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from articles.model import TINY
@@ -107,3 +108,38 @@ def test_ignored_keywords_are_told(llm: LLM, caplog: pytest.LogCaptureFixture) -
     (one,) = llm.generate("x", params(schema), use_tqdm=False)[0].outputs
     assert one.text in "123456789"
     assert '"not"' in caplog.text
+
+
+THINKS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>\n"
+    "{% else %}<think></think>{% endif %}"
+)
+
+
+def test_a_form_and_a_budget_of_thoughts(tmp_path: Path) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(THINKS)
+    chat = [{"role": "user", "content": "x"}]
+    with LLM(TINY, max_num_seqs=4, chat_template=str(template)) as llm:
+        (one,) = llm.chat(chat, params({"regex": "[a-c]{4}"}), use_tqdm=False)
+        assert re.fullmatch(r".*</think>\n{0,2}[a-c]{4}", one.outputs[0].text, re.DOTALL)
+        for options in ({"enable_thinking": False}, {"reasoning_effort": "none"}):
+            (off,) = llm.chat(chat, params({"regex": "[a-c]{4}"}), use_tqdm=False,
+                              chat_template_kwargs=options)  # fmt: skip
+            assert re.fullmatch(r"(</think>\n{0,2})?[a-c]{4}", off.outputs[0].text)
+        budget = SamplingParams(
+            temperature=1.0, seed=7, max_tokens=40, ignore_eos=True, thinking_token_budget=5
+        )
+        (bounded,) = llm.chat(chat, budget, use_tqdm=False)
+        end = llm.get_tokenizer().encode_inside("</think>", parse_special=True)
+        assert bounded.outputs[0].token_ids[5 : 5 + len(end)] == end
+        (text,) = llm.generate("user: x\nassistant:<think>\n", budget, use_tqdm=False)
+        assert "</think>" in text.outputs[0].text
+        (again,) = llm.generate(
+            "user: x\nassistant:<think>\n", dataclasses.replace(budget, thinking_token_budget=None),
+            use_tqdm=False)  # fmt: skip
+        assert "</think>" not in again.outputs[0].text
+    for wrong in (-2, "5", True):
+        with pytest.raises(ValueError, match="thinking_token_budget"):
+            SamplingParams(thinking_token_budget=wrong)  # type: ignore[arg-type]
