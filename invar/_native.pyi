@@ -287,6 +287,10 @@ class kernels:
     @staticmethod
     def rms_norm(x: Floats, weight: Floats, eps: float, isa: str = "") -> Floats: ...
     @staticmethod
+    def layer_norm(
+        x: Floats, weight: Floats, bias: Floats, eps: float, isa: str = ""
+    ) -> Floats: ...
+    @staticmethod
     def gated(activation: str, gate: Floats, up: Floats, isa: str = "") -> Floats: ...
     @staticmethod
     def rope(

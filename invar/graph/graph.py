@@ -82,6 +82,7 @@ class Rope:
 class Activation(StrEnum):
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
+    GELU = "gelu"
     SWIGLU_OAI = "swiglu_oai"  # of GPT-OSS: clamped, x * sigmoid(1.702 x), up + 1
 
 
@@ -118,6 +119,14 @@ class Embed:
 
 
 @dataclass(frozen=True)
+class PositionEmbed:
+    """Rows of a weight ``[positions, width]`` by the position of a token in its sequence."""
+
+    out: Value
+    weight: str
+
+
+@dataclass(frozen=True)
 class Scale:
     out: Value
     x: Value
@@ -133,6 +142,17 @@ class RMSNorm:
     weight: str | None  # none: ones
     eps: float
     heads: int = 1
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """``(x - mean(x)) / sqrt(mean((x - mean(x))²) + eps) * weight + bias``."""
+
+    out: Value
+    x: Value
+    weight: str
+    bias: str
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -172,6 +192,13 @@ class Attention:
     scale: float
     soft_cap: float | None = None
     sinks: str | None = None
+
+
+@dataclass(frozen=True)
+class Activate:
+    out: Value
+    x: Value
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -318,11 +345,14 @@ class SoftCap:
 
 Op = (
     Embed
+    | PositionEmbed
     | Scale
     | RMSNorm
+    | LayerNorm
     | Linear
     | ApplyRope
     | Attention
+    | Activate
     | Gated
     | Add
     | Sigmoid
@@ -374,6 +404,10 @@ class GraphBuilder:
         self._expect_in_order(weight)
         return self._append(lambda out: Embed(out, weight), width)
 
+    def position_embed(self, weight: str) -> Value:
+        _, width = self._shape(weight, 2)
+        return self._append(lambda out: PositionEmbed(out, weight), width)
+
     def scale(self, x: Value, factor: float) -> Value:
         return self._append(lambda out: Scale(out, x, factor), x.width)
 
@@ -381,6 +415,11 @@ class GraphBuilder:
         if weight is not None:
             self._expect(weight, (x.width // heads,))
         return self._append(lambda out: RMSNorm(out, x, weight, eps, heads), x.width)
+
+    def layer_norm(self, x: Value, weight: str, bias: str, eps: float) -> Value:
+        self._expect(weight, (x.width,))
+        self._expect(bias, (x.width,))
+        return self._append(lambda out: LayerNorm(out, x, weight, bias, eps), x.width)
 
     def linear(self, x: Value, weight: str, bias: str | None = None) -> Value:
         """A weight of one dimension is a single row."""
@@ -448,6 +487,11 @@ class GraphBuilder:
             lambda out: Attention(out, q, k, v, group, layer, heads, scale, soft_cap, sinks),
             q.width,
         )
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        if activation is Activation.SWIGLU_OAI:
+            raise GraphError(f"activate: {activation} needs a second factor")
+        return self._append(lambda out: Activate(out, x, activation), x.width)
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
         self._same_width("gated", gate, up)

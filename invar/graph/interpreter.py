@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from invar.graph import contract
 from invar.graph.graph import (
+    Activate,
     Activation,
     Add,
     ApplyRope,
@@ -39,8 +40,10 @@ from invar.graph.graph import (
     GraphError,
     HeadwiseLinear,
     Join,
+    LayerNorm,
     Linear,
     Op,
+    PositionEmbed,
     Reorder,
     RMSNorm,
     Rope,
@@ -95,6 +98,14 @@ def rms_norm(x: Doubles, weight: Doubles | float, eps: float, heads: int) -> Dou
     return (parts / np.sqrt(mean_square + eps) * weight).reshape(x.shape)
 
 
+def layer_norm(x: Doubles, weight: Doubles, bias: Doubles, eps: float) -> Doubles:
+    """x `[tokens, width]`, weight and bias `[width]`."""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    variance: Doubles = np.mean(centred * centred, axis=-1, keepdims=True)
+    normed: Doubles = centred / np.sqrt(variance + eps) * weight + bias
+    return normed
+
+
 def apply_rope(x: Doubles, positions: npt.NDArray[np.int64], heads: int, rope: Rope) -> Doubles:
     """x `[tokens, heads * head_dim]`; the first `2 * pairs` dimensions of each head rotate."""
     pairs = len(rope.inv_freq)
@@ -141,17 +152,26 @@ def attend(
     return weights / total @ v
 
 
-def gated(gate: Doubles, up: Doubles, activation: Activation) -> Doubles:
+def activate(x: Doubles, activation: Activation) -> Doubles:
     match activation:
         case Activation.SILU:
-            return gate * sigmoid(gate) * up
+            return x * sigmoid(x)
         case Activation.GELU_TANH:
-            tanh: Doubles = np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))
-            return 0.5 * gate * (1 + tanh) * up
+            tanh: Doubles = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+            return 0.5 * x * (1 + tanh)
+        case Activation.GELU:
+            tail: Doubles = np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2))
+            return 0.5 * x * tail
         case Activation.SWIGLU_OAI:
-            gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
-            return gate * sigmoid(1.702 * gate) * (up + 1)
+            raise GraphError(f"{activation} needs a second factor")
     assert_never(activation)
+
+
+def gated(gate: Doubles, up: Doubles, activation: Activation) -> Doubles:
+    if activation is Activation.SWIGLU_OAI:
+        gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+        return gate * sigmoid(1.702 * gate) * (up + 1)
+    return activate(gate, activation) * up
 
 
 def soft_cap(x: Doubles, cap: float) -> Doubles:
@@ -221,17 +241,24 @@ class Interpreter:
         match op:
             case Embed():
                 return self._rows(op.weight, step.token_ids)
+            case PositionEmbed():
+                return self._rows(op.weight, step.positions)
             case Scale():
                 return _double(values[op.x.name]) * float(self.dtype(op.factor))
             case RMSNorm():
                 weight = 1.0 if op.weight is None else self._vector(op.weight)
                 return rms_norm(_double(values[op.x.name]), weight, op.eps, op.heads)
+            case LayerNorm():
+                scale, shift = self._vector(op.weight), self._vector(op.bias)
+                return layer_norm(_double(values[op.x.name]), scale, shift, op.eps)
             case Linear():
                 return self._linear(op, values[op.x.name])
             case ApplyRope():
                 return apply_rope(_double(values[op.x.name]), step.positions, op.heads, op.rope)
             case Attention():
                 return self._attention(op, values, step)
+            case Activate():
+                return activate(_double(values[op.x.name]), op.activation)
             case Gated():
                 gate, up = _double(values[op.gate.name]), _double(values[op.up.name])
                 return gated(gate, up, op.activation)

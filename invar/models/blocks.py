@@ -27,6 +27,27 @@ def feed_forward(
     return linear(g, g.gated(gate, up, activation), f"{block}.ffn_down{suffix}")
 
 
+def plain_feed_forward(g: GraphBuilder, x: Value, block: str, activation: Activation) -> Value:
+    """Without a gate: down(activation(up(x)))."""
+    inner = g.activate(linear(g, x, f"{block}.ffn_up"), activation)
+    return linear(g, inner, f"{block}.ffn_down")
+
+
+def activation_of(keys: ArchitectureKeys, usual: Activation) -> Activation:
+    """Of the feed-forward; `usual` where the model's files do not say."""
+    name = keys.optional_text("feed_forward_activation")
+    if name is not None and name not in set(Activation):
+        raise ConfigError(
+            f"{keys.full('feed_forward_activation')} {name!r} is not known "
+            f"(known: {', '.join(Activation)})"
+        )
+    return usual if name is None else Activation(name)
+
+
+def layer_norm(g: GraphBuilder, x: Value, name: str, eps: float) -> Value:
+    return g.layer_norm(x, f"{name}.weight", f"{name}.bias", eps)
+
+
 def output_logits(g: GraphBuilder, x: Value) -> Value:
     """`output.weight`, or the embedding if the model ties the two."""
     if OUTPUT not in g.source.tensors:

@@ -19,6 +19,8 @@ from invar.models.blocks import (
 from invar.models.metadata import ArchitectureKeys, ModelSource
 from invar.models.rope import rope_of, rotated_dimensions
 
+RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -39,8 +41,9 @@ class DecoderConfig:
         keys: ArchitectureKeys,
         style: RopeStyle,
         yarn: Mapping[str, Any] = MappingProxyType({}),
+        eps: str = RMS_EPS,
     ) -> DecoderConfig:
-        """yarn: as `rope_of` has it."""
+        """yarn: as `rope_of` has it. eps: the key of what norms add to the mean square."""
         layers, hidden = layer_count(source, keys), hidden_size(source, keys)
         heads, kv_heads = head_counts(keys, layers)
         head_dim = head_size(source, keys, hidden, heads, kv_heads)
@@ -51,7 +54,7 @@ class DecoderConfig:
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
-            norm_eps=keys.real("attention.layer_norm_rms_epsilon"),
+            norm_eps=keys.real(eps),
             attention_scale=keys.optional_real("attention.scale") or 1 / math.sqrt(head_dim),
             context_length=keys.integer("context_length"),
             rope=rope_of(source, keys, rotated, style, yarn),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from invar.graph.graph import Activation
 from invar.models.metadata import ConfigError, brief
 from invar.models.placed import Placed, interleaved
 from invar.models.rope_scaling import kind_of
@@ -119,6 +120,31 @@ def rotary_dim(config: Config) -> Any:
     if not isinstance(share, int | float) or not 0 < share <= 1:
         raise ConfigError(f"{CONFIG}: partial_rotary_factor {brief(share)} is not in (0, 1]")
     return int(size * share)
+
+
+# What config.json calls an activation, with the names of older versions.
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        **dict.fromkeys(("silu", "swish"), Activation.SILU),
+        **dict.fromkeys(("gelu", "gelu_python"), Activation.GELU),
+        **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), Activation.GELU_TANH),
+    }
+)
+
+
+def activation(name: str) -> Callable[[Config], Activation | None]:
+    """What the key of this name says; None: nothing."""
+
+    def found(config: Config) -> Activation | None:
+        given = config.get(name)
+        if given is not None and given not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ConfigError(
+                f"{CONFIG}: {name} {brief(given)!r} is not supported (supported: {known})"
+            )
+        return None if given is None else ACTIVATIONS[given]
+
+    return found
 
 
 DECODER_KEYS: Mapping[str, Key] = MappingProxyType(

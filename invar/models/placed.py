@@ -195,6 +195,21 @@ def heads_of(which: str) -> RowsOf:
     return rows_of
 
 
+def alternating(which: str) -> RowsOf:
+    """Rows of q, k or v where every head has its q, its k and its v below each other."""
+
+    def rows_of(keys: ArchitectureKeys, rows: int) -> Rows:
+        heads = keys.integer("attention.head_count")
+        if rows % (3 * heads):
+            raise ConfigError(
+                f"{keys.full('attention.head_count')} is {heads}, which does not cut {rows} rows "
+                "of q, k and v"
+            )
+        return np.arange(rows).reshape(heads, 3, -1)[:, "qkv".index(which)].reshape(-1)
+
+    return rows_of
+
+
 QKV = tuple(Placed(f"blk.{{}}.attn_{name}", rows=heads_of(name)) for name in "qkv")
 GATE_UP = (
     Placed("blk.{}.ffn_gate", rows=part(0, 2)),

@@ -84,6 +84,21 @@ Floats rms_norm(nb::handle x, nb::handle weight, float eps, const std::string& i
   return out;
 }
 
+Floats layer_norm(nb::handle x, nb::handle weight, nb::handle bias, float eps,
+                  const std::string& isa) {
+  const auto values = view<const float, 1>(x, "x");
+  const auto scale = view<const float, 1>(weight, "weight"),
+             shift = view<const float, 1>(bias, "bias");
+  if (scale.shape != values.shape || shift.shape != values.shape) {
+    throw std::invalid_argument("weight or bias: not as long as x");
+  }
+  auto out = new_array<float>({static_cast<size_t>(values.shape[0])});
+  const FloatState state;
+  choose_kernels(isa).rows->layer_norm(values.data, scale.data, shift.data, eps, values.shape[0],
+                                       out.data());
+  return out;
+}
+
 Floats gated(const std::string& activation, nb::handle gate, nb::handle up,
              const std::string& isa) {
   const auto a = view<const float, 1>(gate, "gate"), b = view<const float, 1>(up, "up");
@@ -175,6 +190,8 @@ void bind_kernels(nb::module_& module) {
   kernels.def("gemm", &gemm, nb::arg("format"), nb::arg("raw"), nb::arg("x"), nb::arg("isa") = "");
   kernels.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
               nb::arg("isa") = "");
+  kernels.def("layer_norm", &layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias"),
+              nb::arg("eps"), nb::arg("isa") = "");
   kernels.def("gated", &gated, nb::arg("activation"), nb::arg("gate"), nb::arg("up"),
               nb::arg("isa") = "");
   kernels.def("rope", &rope, nb::arg("head"), nb::arg("inv_freq"), nb::arg("position"),

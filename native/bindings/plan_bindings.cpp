@@ -92,10 +92,14 @@ void bind_rows(nb::class_<PlanBuilder>& plan) {
   plan.def("begin_rows", &PlanBuilder::begin_rows)
       .def("embed", &PlanBuilder::embed, nb::arg("raw"), nb::arg("format"), nb::arg("factor"),
            nb::arg("out"))
+      .def("position_embed", &PlanBuilder::position_embed, nb::arg("raw"), nb::arg("format"),
+           nb::arg("out"))
       .def("rope_table", &PlanBuilder::rope_table, nb::arg("inv_freq"), nb::arg("magnitude"),
            nb::arg("out"))
       .def("rms_norm", &PlanBuilder::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"),
            nb::arg("heads"), nb::arg("out"))
+      .def("layer_norm", &PlanBuilder::layer_norm, nb::arg("x"), nb::arg("weight"), nb::arg("bias"),
+           nb::arg("eps"), nb::arg("out"))
       .def("quantize", &PlanBuilder::quantize, nb::arg("x"), nb::arg("out"))
       .def("add", &PlanBuilder::add, nb::arg("a"), nb::arg("b"), nb::arg("out"))
       .def("scale", &PlanBuilder::scale, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
@@ -112,6 +116,7 @@ void bind_rows(nb::class_<PlanBuilder>& plan) {
       .def("scale_rows", &PlanBuilder::scale_rows, nb::arg("x"), nb::arg("factor"), nb::arg("out"))
       .def("gated", &PlanBuilder::gated, nb::arg("gate"), nb::arg("up"), nb::arg("activation"),
            nb::arg("out"))
+      .def("activate", &PlanBuilder::activate, nb::arg("x"), nb::arg("activation"), nb::arg("out"))
       .def("rope", &PlanBuilder::rope, nb::arg("x"), nb::arg("table"), nb::arg("style"),
            nb::arg("pairs"), nb::arg("heads"), nb::arg("out"))
       .def("store_kv", &PlanBuilder::store_kv, nb::arg("k"), nb::arg("v"), nb::arg("group"),

@@ -74,8 +74,10 @@ class PlanBuilder {
 
   void begin_rows();
   void embed(nb::object raw, const std::string& format, float factor, int64_t out);
+  void position_embed(nb::object raw, const std::string& format, int64_t out);
   void rope_table(nb::object inv_freq, double magnitude, int64_t out);
   void rms_norm(int64_t x, nb::object weight, float eps, int64_t heads, int64_t out);
+  void layer_norm(int64_t x, nb::object weight, nb::object bias, float eps, int64_t out);
   void quantize(int64_t x, int64_t out);
   void add(int64_t a, int64_t b, int64_t out);
   void scale(int64_t x, float factor, int64_t out);
@@ -88,6 +90,7 @@ class PlanBuilder {
   void temperature(double scale, int64_t length, int64_t out);
   void scale_rows(int64_t x, int64_t factor, int64_t out);
   void gated(int64_t gate, int64_t up, const std::string& activation, int64_t out);
+  void activate(int64_t x, const std::string& activation, int64_t out);
   void rope(int64_t x, int64_t table, const std::string& style, int64_t pairs, int64_t heads,
             int64_t out);
   void store_kv(int64_t k, int64_t v, int64_t group, int64_t layer);

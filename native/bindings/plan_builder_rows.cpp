@@ -17,9 +17,10 @@ RopeStyle rope_style(const std::string& name) {
 Activation activation_function(const std::string& name) {
   if (name == "silu") return Activation::silu;
   if (name == "gelu_tanh") return Activation::gelu_tanh;
+  if (name == "gelu") return Activation::gelu;
   if (name == "swiglu_oai") return Activation::swiglu_oai;
   throw std::invalid_argument("activation '" + name +
-                              "' is not known (known: silu, gelu_tanh, swiglu_oai)");
+                              "' is not known (known: silu, gelu_tanh, gelu, swiglu_oai)");
 }
 
 template <typename Op>
@@ -46,6 +47,21 @@ void PlanBuilder::embed(nb::object raw, const std::string& format, float factor,
   rows().add(std::move(op));
 }
 
+void PlanBuilder::position_embed(nb::object raw, const std::string& format, int64_t out) {
+  auto op = std::make_unique<PositionEmbedOp>();
+  const auto rows_view = view<const uint8_t, 2>(raw, "position embedding");
+  op->format = weight_format(format);
+  op->weight = rows_view.data;
+  op->row_bytes = rows_view.shape[1];
+  op->out = matrix_at(out);
+  if (op->row_bytes != row_bytes_ggml(op->format, op->out.width)) {
+    throw std::invalid_argument("plan: the rows of positions do not fit their buffer");
+  }
+  plan_->limit_positions(rows_view.shape[0]);
+  retained_.push_back(std::move(raw));
+  rows().add(std::move(op));
+}
+
 void PlanBuilder::rope_table(nb::object inv_freq, double magnitude, int64_t out) {
   auto op = std::make_unique<RopeTableOp>();
   const auto values = view<const double, 1>(inv_freq, "inv_freq");
@@ -62,6 +78,15 @@ void PlanBuilder::rms_norm(int64_t x, nb::object weight, float eps, int64_t head
   op->weight = floats(std::move(weight), op->x.width / heads, "rms_norm weight");
   op->eps = eps;
   op->heads = heads;
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::layer_norm(int64_t x, nb::object weight, nb::object bias, float eps,
+                             int64_t out) {
+  auto op = same_width<LayerNormOp>(x, out, "layer_norm input");
+  op->weight = floats(std::move(weight), op->x.width, "layer_norm weight");
+  op->bias = floats(std::move(bias), op->x.width, "layer_norm bias");
+  op->eps = eps;
   rows().add(std::move(op));
 }
 
@@ -166,6 +191,15 @@ void PlanBuilder::gated(int64_t gate, int64_t up, const std::string& activation,
   op->gate = matrix_of_width(gate, op->out.width, "gate");
   op->up = matrix_of_width(up, op->out.width, "up");
   op->activation = activation_function(activation);
+  rows().add(std::move(op));
+}
+
+void PlanBuilder::activate(int64_t x, const std::string& activation, int64_t out) {
+  auto op = same_width<ActivateOp>(x, out, "activate input");
+  op->activation = activation_function(activation);
+  if (op->activation == Activation::swiglu_oai) {
+    throw std::invalid_argument("plan: activate: swiglu_oai needs a second factor");
+  }
   rows().add(std::move(op));
 }
 

@@ -106,16 +106,22 @@ struct LinearKernels {
 // ---------------------------------------------------------------- rows
 
 // swiglu_oai: (up + 1) * gate * sigmoid(1.702 gate) with gate <= 7 and |up| <= 7, as in GPT-OSS.
-enum class Activation : int { silu, gelu_tanh, swiglu_oai };
+enum class Activation : int { silu, gelu_tanh, gelu, swiglu_oai };
 enum class RopeStyle : int { interleaved, half };  // pairs (2i, 2i+1); pairs (i, i + dim/2)
 
 struct RowKernels {
   // out = x / sqrt(mean(x^2) + eps) * weight, the sum of squares by the fixed 16-lane tree.
   // out may be x.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  // out = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias, the last two by fma;
+  // both sums by the tree of rms_norm. out may be x.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n,
+                     float* out);
   void (*add)(const float* a, const float* b, int64_t n, float* out);  // out may be a or b
   void (*scale)(const float* x, float factor, int64_t n, float* out);
   void (*gated)(Activation, const float* gate, const float* up, int64_t n, float* out);
+  // Without a second factor, which swiglu_oai does not exist without. out may be x.
+  void (*activate)(Activation, const float* x, int64_t n, float* out);
   void (*soft_cap)(const float* x, float cap, int64_t n, float* out);  // cap * tanh(x / cap)
   // out = fma(x, factor, y); out may be x or y
   void (*add_scaled)(const float* x, float factor, const float* y, int64_t n, float* out);

@@ -2,21 +2,25 @@
 
 namespace invar::INVAR_ISA {
 
-float sum_of_squares(const float* x, int64_t n) {
+// Folds sixteen elements after sixteen into the accumulators: fold(lanes, accumulator). Lanes past
+// the end hold `rest`.
+template <typename F>
+INVAR_INLINE float sum_row(const float* x, int64_t n, float rest, F fold) {
   constexpr int kChains = kSquareAccumulators;
   Lanes16 acc[kChains];
   for (Lanes16& a : acc) a = set1_16(0.0f);
   int64_t i = 0;
   for (; i + 16 * kChains <= n; i += 16 * kChains)
-    for (int c = 0; c < kChains; c++) {
-      Lanes16 v = load16(x + i + 16 * c);
-      acc[c] = fma(v, v, acc[c]);
-    }
-  for (int c = 0; i < n; i += 16, c++) {
-    Lanes16 v = load16_n(x + i, n - i < 16 ? int(n - i) : 16, 0.0f);
-    acc[c] = fma(v, v, acc[c]);
-  }
+    for (int c = 0; c < kChains; c++) acc[c] = fold(load16(x + i + 16 * c), acc[c]);
+  for (int c = 0; i < n; i += 16, c++)
+    acc[c] = fold(load16_n(x + i, n - i < 16 ? int(n - i) : 16, rest), acc[c]);
   return sum16(add(add(acc[0], acc[1]), add(acc[2], acc[3])));
+}
+
+float sum_of_squares(const float* x, int64_t n) {
+  return sum_row(x, n, 0.0f, [](const Lanes16& v, const Lanes16& sum) INVAR_LAMBDA_INLINE {
+    return fma(v, v, sum);
+  });
 }
 
 static void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
@@ -24,6 +28,24 @@ static void rms_norm(const float* x, const float* weight, float eps, int64_t n, 
   const VF inverse = set1(1.0f / __builtin_sqrtf(mean + eps));
   map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
     return load(x + i) * inverse * load(weight + i);
+  });
+}
+
+static void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n,
+                       float* out) {
+  const auto plain = [](const Lanes16& v, const Lanes16& sum)
+                         INVAR_LAMBDA_INLINE { return add(sum, v); };
+  const float mean = sum_row(x, n, 0.0f, plain) / float(n);
+  const VF center = set1(mean);
+  // Lanes past the end hold the mean, which is no distance from it.
+  const auto squares = [&](Lanes16 v, const Lanes16& sum) INVAR_LAMBDA_INLINE {
+    for (VF& lanes : v.v) lanes = lanes - center;
+    return fma(v, v, sum);
+  };
+  const float variance = sum_row(x, n, mean, squares) / float(n);
+  const VF inverse = set1(1.0f / __builtin_sqrtf(variance + eps));
+  map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+    return fma((load(x + i) - center) * inverse, load(weight + i), load(bias + i));
   });
 }
 
@@ -45,17 +67,32 @@ INVAR_INLINE VF gelu_argument(VF x) {
   return x * inner;
 }
 
+// A call of f with the function that an activation is; swiglu_oai is none of one factor alone.
+template <typename F>
+INVAR_INLINE void with_function(Activation activation, F f) {
+  if (activation == Activation::silu) {
+    f([](VF x) INVAR_LAMBDA_INLINE { return gate_by(x, x); });
+  } else if (activation == Activation::gelu_tanh) {
+    f([](VF x) INVAR_LAMBDA_INLINE { return gate_by(x, gelu_argument(x)); });
+  } else {
+    f([](VF x) INVAR_LAMBDA_INLINE { return gelu(x); });
+  }
+}
+
+static void activate(Activation activation, const float* x, int64_t n, float* out) {
+  with_function(activation, [&](auto function) INVAR_LAMBDA_INLINE {
+    map_row(n, out,
+            [&](auto load, int64_t i) INVAR_LAMBDA_INLINE { return function(load(x + i)); });
+  });
+}
+
 static void gated(Activation activation, const float* gate, const float* up, int64_t n,
                   float* out) {
-  if (activation == Activation::silu) {
-    map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
-      VF g = load(gate + i);
-      return gate_by(g, g) * load(up + i);
-    });
-  } else if (activation == Activation::gelu_tanh) {
-    map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
-      VF g = load(gate + i);
-      return gate_by(g, gelu_argument(g)) * load(up + i);
+  if (activation != Activation::swiglu_oai) {
+    with_function(activation, [&](auto function) INVAR_LAMBDA_INLINE {
+      map_row(n, out, [&](auto load, int64_t i) INVAR_LAMBDA_INLINE {
+        return function(load(gate + i)) * load(up + i);
+      });
     });
   } else {
     // `GptOssExperts` in
@@ -136,7 +173,8 @@ static void rope(RopeStyle style, const float* table, int64_t pairs, int64_t /*d
   }
 }
 
-extern const RowKernels row_kernels = {rms_norm,   add_rows, scale_row, gated,      soft_cap,
-                                       add_scaled, sigmoid,  softmax,   rope_table, rope};
+extern const RowKernels row_kernels = {rms_norm, layer_norm, add_rows,   scale_row,
+                                       gated,    activate,   soft_cap,   add_scaled,
+                                       sigmoid,  softmax,    rope_table, rope};
 
 }  // namespace invar::INVAR_ISA

@@ -1,6 +1,7 @@
 // A plan: native steps over pre-planned buffers, recorded once and replayed for every batch.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -55,6 +56,8 @@ class Plan {
   void add(std::unique_ptr<Step> step);
   void begin_head() { in_head_ = true; }
   bool in_head() const { return in_head_; }
+  // Refuses batches with a position past the first `count`: a step has no more to read.
+  void limit_positions(int64_t count) { positions_ = std::min(positions_, count); }
 
   // Runs one batch on all threads, body once, head per tile of logit rows. Throws
   // std::invalid_argument for a batch that does not fit the plan (nothing has run then).
@@ -113,6 +116,7 @@ class Plan {
   Execution execution_;
   std::vector<std::unique_ptr<Step>> body_, head_;
   bool in_head_ = false;
+  int64_t positions_ = INT64_MAX;
   bool profile_ = false;
   std::vector<int32_t> samples_;  // of the previous step, for feedback
   int64_t sample_count_ = 0;

@@ -135,6 +135,11 @@ void Plan::prepare(const BatchView& b) {
                  std::to_string(limits_.embedding_rows) + " embeddings");
     }
     if (b.positions[r] < 0) refuse("positions", r, "is negative");
+    if (b.positions[r] >= positions_) {
+      refuse(
+          "positions", r,
+          "is " + std::to_string(b.positions[r]) + ", the model has " + std::to_string(positions_));
+    }
   }
   std::fill_n(e.masks.begin(), b.logit_count, nullptr);
   for (size_t i = 0; i < b.sampling.masks.size(); ++i) {

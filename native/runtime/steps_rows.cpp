@@ -35,6 +35,11 @@ void EmbedOp::run(const Execution& e, const Worker&, int64_t row) const {
   if (factor != 1.0f) e.kernels->rows->scale(out.row(row), factor, out.width, out.row(row));
 }
 
+void PositionEmbedOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->linear->dequantize_row(format, weight + e.batch->positions[row] * row_bytes, out.width,
+                                    out.row(row));
+}
+
 void RopeTableOp::run(const Execution& e, const Worker&, int64_t row) const {
   e.kernels->rows->rope_table(e.batch->positions[row], inv_freq.data(), magnitude,
                               static_cast<int64_t>(inv_freq.size()), out.row(row));
@@ -46,6 +51,10 @@ void RmsNormOp::run(const Execution& e, const Worker&, int64_t row) const {
     e.kernels->rows->rms_norm(x.row(row) + head * width, weight, eps, width,
                               out.row(row) + head * width);
   }
+}
+
+void LayerNormOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->layer_norm(x.row(row), weight, bias, eps, out.width, out.row(row));
 }
 
 void QuantizeOp::run(const Execution& e, const Worker&, int64_t row) const {
@@ -104,6 +113,10 @@ void TemperatureOp::run(const Execution& e, const Worker&, int64_t row) const {
 
 void SoftCapOp::run(const Execution& e, const Worker&, int64_t row) const {
   e.kernels->rows->soft_cap(x.row(row), cap, out.width, out.row(row));
+}
+
+void ActivateOp::run(const Execution& e, const Worker&, int64_t row) const {
+  e.kernels->rows->activate(activation, x.row(row), out.width, out.row(row));
 }
 
 void GatedOp::run(const Execution& e, const Worker&, int64_t row) const {

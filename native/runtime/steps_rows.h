@@ -41,6 +41,15 @@ struct EmbedOp : RowOp {
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 
+// Rows of a GGML-layout weight by position; Plan::limit_positions has its number of rows.
+struct PositionEmbedOp : RowOp {
+  WeightFormat format;
+  const uint8_t* weight;
+  int64_t row_bytes;
+  Matrix out;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
 struct RopeTableOp : RowOp {
   std::vector<double> inv_freq;
   double magnitude;
@@ -53,6 +62,13 @@ struct RmsNormOp : RowOp {
   const float* weight;
   float eps;
   int64_t heads;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct LayerNormOp : RowOp {
+  Matrix x, out;
+  const float *weight, *bias;
+  float eps;
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 
@@ -123,6 +139,12 @@ struct TemperatureOp : RowOp {
 struct SoftCapOp : RowOp {
   Matrix x, out;
   float cap;
+  void run(const Execution&, const Worker&, int64_t row) const override;
+};
+
+struct ActivateOp : RowOp {
+  Matrix x, out;
+  Activation activation;
   void run(const Execution&, const Worker&, int64_t row) const override;
 };
 

@@ -56,6 +56,22 @@ std::vector<Case> cases() {
          for (int64_t i = 0; i < n; i++) r[i] = a[i] / std::sqrt(s / n + 1e-5f) * b[i];
          return r;
        }},
+      // of the mean, of the variance and of 1/sqrt; the bias, here the weights once more, may
+      // cancel,
+      // and the mean's rounding counts by its size over the deviation, a few in rows of three
+      {"layer_norm", 8, 8,
+       [](auto& k, auto* a, auto* b, int64_t n, float* out) {
+         k.layer_norm(a, b, b, 1e-5f, n, out);
+       },
+       [](auto* a, auto* b, int64_t n) {
+         double sum = 0, squares = 0;
+         for (int64_t i = 0; i < n; i++) sum += a[i];
+         for (int64_t i = 0; i < n; i++) squares += std::pow(a[i] - sum / n, 2);
+         Row r(n);
+         for (int64_t i = 0; i < n; i++)
+           r[i] = (a[i] - sum / n) / std::sqrt(squares / n + 1e-5f) * b[i] + b[i];
+         return r;
+       }},
       {"add", 1, 0, [](auto& k, auto* a, auto* b, int64_t n, float* out) { k.add(a, b, n, out); },
        [](auto* a, auto* b, int64_t n) {
          return map(a, b, n, [](double x, double y) { return x + y; });
@@ -82,6 +98,33 @@ std::vector<Case> cases() {
          return map(a, b, n, [](double x, double y) {
            const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
            return x * y / (1 + std::exp(-2 * u));  // = x (1 + tanh u) / 2 without cancelling
+         });
+       }},
+      // exp, a polynomial of ten terms, quotients; where x is positive, little of it is taken away
+      {"gelu", 12, 0,
+       [](auto& k, auto* a, auto* b, int64_t n, float* out) {
+         k.gated(Activation::gelu, a, b, n, out);
+       },
+       [](auto* a, auto* b, int64_t n) {
+         return map(a, b, n,
+                    [](double x, double y) { return x * std::erfc(-x / std::sqrt(2.0)) / 2 * y; });
+       }},
+      {"gelu alone", 12, 0,
+       [](auto& k, auto* a, auto*, int64_t n, float* out) {
+         k.activate(Activation::gelu, a, n, out);
+       },
+       [](auto* a, auto* b, int64_t n) {
+         return map(a, b, n,
+                    [](double x, double) { return x * std::erfc(-x / std::sqrt(2.0)) / 2; });
+       }},
+      {"gelu_tanh alone", 200, 0,
+       [](auto& k, auto* a, auto*, int64_t n, float* out) {
+         k.activate(Activation::gelu_tanh, a, n, out);
+       },
+       [](auto* a, auto* b, int64_t n) {
+         return map(a, b, n, [](double x, double) {
+           const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+           return x / (1 + std::exp(-2 * u));
          });
        }},
       // quotient, exp - 1, quotient, product
@@ -156,7 +199,7 @@ void sweep(const std::vector<Isa>& isas) {
           check(same_bits(in_place.data(), first.data(), n), what + ": in place");
         }
         // A tail is the padded row: sums see zeros, elements see nothing of their neighbours.
-        if (c.name != "rms_norm" && c.name != "softmax") {
+        if (c.name != "rms_norm" && c.name != "layer_norm" && c.name != "softmax") {
           std::vector<float> pa(va), pb(vb), out(n + 64);
           pa.resize(n + 64), pb.resize(n + 64);
           c.run(*isas[0].rows, pa.data(), pb.data(), n + 64, out.data());
@@ -170,13 +213,14 @@ void extremes(const std::vector<Isa>& isas) {
                                 88.5f, -88.5f, 100.0f, -100.0f, 1e30f, -1e30f, kInf,  kNaN,
                                 1e-3f, -1e-3f, 0.34f,  -0.35f,  5.0f,  -5.0f,  126.f, -127.f};
   const std::vector<float> one(x.size(), 1.0f);
-  std::vector<float> first[3];
+  std::vector<float> first[4];
   for (const Isa& isa : isas) {
-    std::vector<float> out[3];
+    std::vector<float> out[4];
     for (auto& o : out) o.resize(x.size());
     isa.rows->gated(Activation::silu, x.data(), one.data(), x.size(), out[0].data());
     isa.rows->gated(Activation::gelu_tanh, x.data(), one.data(), x.size(), out[1].data());
     isa.rows->soft_cap(x.data(), 30.0f, x.size(), out[2].data());
+    isa.rows->activate(Activation::gelu, x.data(), x.size(), out[3].data());
     for (size_t i = 0; i < x.size(); i++) {
       const std::string what = std::string(isa.name) + " at " + std::to_string(x[i]);
       if (std::isnan(x[i])) {
@@ -188,10 +232,17 @@ void extremes(const std::vector<Isa>& isas) {
       check(out[0][i] == silu || std::fabs(out[0][i] - silu) <= 8 * kEps * std::fabs(silu) + 1e-36,
             "silu " + what);
       check(std::fabs(out[2][i] - cap) <= 8 * kEps * std::fabs(cap), "soft_cap " + what);
-      check(v < 6 || out[1][i] == x[i], "gelu of a large value is itself " + what);
-      check(v > -20 || out[1][i] == 0, "gelu of a very negative value is zero " + what);
+      for (int gelu : {1, 3}) {
+        if (std::isinf(v) && gelu == 3) continue;
+        check(v < 6 || out[gelu][i] == x[i], "gelu of a large value is itself " + what);
+        check(v > -20 || out[gelu][i] == 0, "gelu of a very negative value is zero " + what);
+      }
+      const double exact = v * std::erfc(-v / std::sqrt(2.0)) / 2;
+      check(
+          std::fabs(v) > 12 || std::fabs(out[3][i] - exact) <= 6 * kEps * std::fabs(exact) + 1e-37,
+          "gelu " + what);
     }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
       if (isa.rows == isas[0].rows) first[i] = out[i];
       for (size_t j = 0; j < x.size(); j++)
         check(std::isnan(out[i][j]) || same_bits(&out[i][j], &first[i][j], 1), "extremes: bits");

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import gguf
 import numpy as np
 import pytest
@@ -111,10 +113,17 @@ def test_row_operations(width: int, isa: str) -> None:
     wide = x.astype(np.float64)
     norm = wide / np.sqrt(np.mean(wide * wide) + 1e-5) * y
     np.testing.assert_allclose(_native.kernels.rms_norm(x, y, 1e-5, isa), norm, rtol=1e-6)
+    centred = wide - wide.mean()
+    norm = centred / np.sqrt(np.mean(centred * centred) + 1e-5) * y + x
+    found = _native.kernels.layer_norm(x, y, x, 1e-5, isa)
+    np.testing.assert_allclose(found, norm, rtol=1e-6, atol=1e-6)
     gated = wide / (1 + np.exp(-wide)) * y
     np.testing.assert_allclose(
         _native.kernels.gated("silu", x, y, isa), gated, rtol=1e-6, atol=1e-7
     )
+    share = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in wide])
+    found = _native.kernels.gated("gelu", x, y, isa)
+    np.testing.assert_allclose(found, wide * share * y, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("isa", ISAS)

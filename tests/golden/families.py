@@ -26,7 +26,8 @@ Floats = npt.NDArray[np.float32]
 
 FAMILIES = (
     *("qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "gemma"),
-    *("phi3", "phi4_mini", "glm4", "glm"),
+    *("phi3", "phi4_mini", "glm4", "glm", "granite4", "granite4_nope"),
+    *("gpt2", "gpt_neox", "gpt_neox_serial"),
 )
 
 NAMES = {
@@ -41,6 +42,8 @@ NAMES = {
     r"model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj": r"blk.\1.ffn_\2",
     r"model\.layers\.(\d+)\.self_attn\.qkv_proj": r"blk.\1.attn_qkv",
     r"model\.layers\.(\d+)\.mlp\.gate_up_proj": r"blk.\1.ffn_up",
+    r"model\.layers\.(\d+)\.shared_mlp\.input_linear": r"blk.\1.ffn_gate_up",  # comes apart
+    r"model\.layers\.(\d+)\.shared_mlp\.output_linear": r"blk.\1.ffn_down",
 }
 POST_NORMS = {
     r"model\.layers\.(\d+)\.post_attention_layernorm": r"blk.\1.post_attention_norm",
@@ -51,9 +54,37 @@ GLM_POST_NORMS = {
     r"model\.layers\.(\d+)\.post_self_attn_layernorm": r"blk.\1.post_attention_norm",
     r"model\.layers\.(\d+)\.post_mlp_layernorm": r"blk.\1.post_ffw_norm",
 }
-OWN_NAMES = {"gemma2": POST_NORMS, "olmo2": POST_NORMS, "glm4": GLM_POST_NORMS}
-OWN_ARCHITECTURES = {"phi4_mini": "phi3", "glm": "chatglm"}
-PERMUTED = ("smollm3", "granite")
+GPT2_NAMES = {
+    r"transformer\.wte": "token_embd",
+    r"transformer\.wpe": "position_embd",
+    r"transformer\.ln_f": "output_norm",
+    r"transformer\.h\.(\d+)\.ln_1": r"blk.\1.attn_norm",
+    r"transformer\.h\.(\d+)\.attn\.c_attn": r"blk.\1.attn_qkv",
+    r"transformer\.h\.(\d+)\.attn\.c_proj": r"blk.\1.attn_output",
+    r"transformer\.h\.(\d+)\.ln_2": r"blk.\1.ffn_norm",
+    r"transformer\.h\.(\d+)\.mlp\.c_fc": r"blk.\1.ffn_up",
+    r"transformer\.h\.(\d+)\.mlp\.c_proj": r"blk.\1.ffn_down",
+}
+NEOX_NAMES = {
+    r"gpt_neox\.embed_in": "token_embd",
+    r"gpt_neox\.final_layer_norm": "output_norm",
+    r"gpt_neox\.layers\.(\d+)\.input_layernorm": r"blk.\1.attn_norm",
+    r"gpt_neox\.layers\.(\d+)\.attention\.query_key_value": r"blk.\1.attn_qkv",
+    r"gpt_neox\.layers\.(\d+)\.attention\.dense": r"blk.\1.attn_output",
+    r"gpt_neox\.layers\.(\d+)\.post_attention_layernorm": r"blk.\1.ffn_norm",
+    r"gpt_neox\.layers\.(\d+)\.mlp\.dense_h_to_4h": r"blk.\1.ffn_up",
+    r"gpt_neox\.layers\.(\d+)\.mlp\.dense_4h_to_h": r"blk.\1.ffn_down",
+}
+OWN_NAMES = {
+    **{"gemma2": POST_NORMS, "olmo2": POST_NORMS, "glm4": GLM_POST_NORMS},
+    **{"gpt2": GPT2_NAMES, "gpt_neox": NEOX_NAMES, "gpt_neox_serial": NEOX_NAMES},
+}
+OWN_ARCHITECTURES = {
+    **{"phi4_mini": "phi3", "glm": "chatglm"},
+    **{"gpt_neox": "gptneox", "gpt_neox_serial": "gptneox"},
+    **{"granite4": "granite", "granite4_nope": "granite"},
+}
+PERMUTED = ("smollm3", "granite", "granite4", "granite4_nope")
 
 KEYS = {
     "block_count": "num_hidden_layers",
@@ -79,6 +110,20 @@ OWN_KEYS = {
         "logit_scale": "logits_scaling",
     },
 }
+NEOX_KEYS = {
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "use_parallel_residual": "use_parallel_residual",
+}
+GPT2_KEYS = {
+    "block_count": "n_layer",
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+OWN_KEYS |= {"gpt2": GPT2_KEYS, "gpt_neox": NEOX_KEYS, "gpt_neox_serial": NEOX_KEYS}
+OWN_KEYS |= {"granite4": OWN_KEYS["granite"], "granite4_nope": OWN_KEYS["granite"]}
 # GGUF has no key for the query scale of Gemma 2, whose published models have the head size there.
 UNSAID = {"gemma2": {"attention.scale": 0.125}}
 
@@ -109,7 +154,7 @@ def write_family_gguf(name: str, path: Path, matrices: QuantType = QuantType.F16
     writer = GGUFWriter(
         path, {"general.architecture": architecture_of(name)} | gguf_keys(name, config)
     )
-    tensors = gguf_tensors(name, config) | factor_tensors(config["rope_parameters"])
+    tensors = gguf_tensors(name, config) | factor_tensors(config.get("rope_parameters", {}))
     for tensor, values in tensors.items():
         kind = matrices if values.ndim == 2 else QuantType.F32
         writer.add_tensor(tensor, values.shape, kind, values)
@@ -120,8 +165,12 @@ def write_family_gguf(name: str, path: Path, matrices: QuantType = QuantType.F16
 def gguf_keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
     keys = KEYS | OWN_KEYS.get(name, {})
     found = {key: config[of] for key, of in keys.items() if config.get(of) is not None}
-    found["rope.freq_base"] = float(config["rope_parameters"]["rope_theta"])
-    found |= UNSAID.get(name, {}) | partial_rotary(config) | longrope_keys(config)
+    found |= UNSAID.get(name, {})
+    if "rope_parameters" in config:
+        found["rope.freq_base"] = float(config["rope_parameters"]["rope_theta"])
+        found |= partial_rotary(config) | longrope_keys(config)
+    if name.startswith("granite4"):
+        found["rope.scaling.finetuned"] = config["position_embedding_type"] == "rope"
     if architecture_of(name) == "phi3":
         found["attention.sliding_window"] = config["sliding_window"] or 0
     return {f"{architecture_of(name)}.{key}": value for key, value in found.items()}
@@ -163,9 +212,25 @@ def gguf_tensors(name: str, config: dict[str, Any]) -> dict[str, Floats]:
         if name in PERMUTED and ours.split(".")[-2] in ("attn_q", "attn_k"):
             heads = "attention" if ours.split(".")[-2] == "attn_q" else "key_value"
             values = permute(values, config[f"num_{heads}_heads"])
-        found[ours] = values
+        if name == "gpt2" and ".h." in tensor and values.ndim == 2:
+            values = values.T
+        if "query_key_value" in tensor:
+            values = parts_apart(values, config["num_attention_heads"])
+        if "shared_mlp.input_linear" in tensor:
+            gate, up = np.split(values, 2)
+            found |= {
+                ours.replace("_gate_up", f"_{part}"): v for part, v in (("gate", gate), ("up", up))
+            }
+            continue
+        found[ours] = np.ascontiguousarray(values)
     file.close()
     return found
+
+
+def parts_apart(rows: Floats, heads: int) -> Floats:
+    """Rows of q, k and v of each head → of q of all heads, of k, of v."""
+    by_head = rows.reshape(heads, 3, -1, *rows.shape[1:])
+    return np.concatenate([by_head[:, part].reshape(-1, *rows.shape[1:]) for part in range(3)])
 
 
 def gguf_name(name: str, tensor: str) -> str:

@@ -36,8 +36,30 @@ SHARED: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": None,
 }
+# What GPT-2 calls these; the others it does not have.
+SHARED_GPT2: dict[str, Any] = {
+    "n_embd": 32,
+    "n_inner": 64,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "layer_norm_epsilon": SHARED["rms_norm_eps"],
+    **{name: SHARED[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")},
+}
 HEADS_OF_16: dict[str, Any] = {"head_dim": 16}
 TWO_HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+GRANITE: dict[str, Any] = {
+    **TWO_HEADS,
+    **{"embedding_multiplier": 12.0, "residual_multiplier": 0.25, "logits_scaling": 0.5},
+    **{"attention_multiplier": 0.125, "tie_word_embeddings": True},
+}
+GRANITE4: dict[str, Any] = {
+    **GRANITE,
+    **{"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 64},
+    **{"layer_types": ["full_attention"] * 2, "mamba_n_heads": 4, "mamba_d_head": 16},
+}
+NEOX: dict[str, Any] = {"num_attention_heads": 2, "layer_norm_eps": SHARED["rms_norm_eps"]}
 
 
 def longrope(pairs: int, trained: int) -> dict[str, Any]:
@@ -62,12 +84,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     ),
     "smollm3": ("SmolLM3", TWO_HEADS | {"num_hidden_layers": 4, "tie_word_embeddings": True}),
-    "granite": (
-        "Granite",
-        TWO_HEADS
-        | {"embedding_multiplier": 12.0, "residual_multiplier": 0.25}
-        | {"attention_multiplier": 0.125, "logits_scaling": 0.5, "tie_word_embeddings": True},
-    ),
+    "granite": ("Granite", GRANITE),
     "olmo2": ("Olmo2", TWO_HEADS),
     "gemma": ("Gemma", TWO_HEADS | {"head_dim": 32}),
     "phi3": (
@@ -83,6 +100,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm4": ("Glm4", HEADS_OF_16),
     "glm": ("Glm", HEADS_OF_16 | {"attention_bias": False}),
+    "gpt2": ("GPT2", {}),
+    "gpt_neox": ("GPTNeoX", NEOX | {"rotary_pct": 0.25}),
+    "gpt_neox_serial": ("GPTNeoX", NEOX | {"rotary_pct": 0.5, "use_parallel_residual": False}),
+    "granite4": ("GraniteMoeHybrid", GRANITE4 | {"position_embedding_type": "rope"}),
+    "granite4_nope": ("GraniteMoeHybrid", GRANITE4),
 }
 
 
@@ -91,11 +113,11 @@ def fill(model: Any, seed: int) -> None:
     random = np.random.default_rng(seed)
     for name, parameter in model.named_parameters():
         value = random.standard_normal(parameter.shape)
-        if "norm" in name and name.endswith("weight"):
+        if ("norm" in name or ".ln_" in name) and name.endswith("weight"):
             value = 0.2 * value + ("Gemma" not in type(model).__name__)
         elif name.endswith("bias"):
             value = 0.2 * value
-        elif "embed" in name:
+        elif "embed" in name or ".wte." in name or ".wpe." in name:
             value = 0.3 * value
         else:
             value = 1.5 * value / np.sqrt(parameter.shape[-1])
@@ -104,8 +126,9 @@ def fill(model: Any, seed: int) -> None:
 
 def make(name: str, seed: int) -> None:
     kind, shape = MODELS[name]
-    config = getattr(transformers, f"{kind}Config")(**SHARED | shape, attn_implementation="eager")
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    shape = SHARED_GPT2 if kind == "GPT2" else SHARED | shape
+    config = getattr(transformers, f"{kind}Config")(**shape, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     fill(model, seed)
     token_ids = np.random.default_rng(seed + 1).integers(0, VOCAB, PROMPT_TOKENS)
     with torch.no_grad():

@@ -55,6 +55,7 @@ from invar.graph.fused import (
     outputs,
 )
 from invar.graph.graph import (
+    Activate,
     Add,
     ApplyRope,
     Columns,
@@ -64,7 +65,9 @@ from invar.graph.graph import (
     GraphError,
     HeadwiseLinear,
     Join,
+    LayerNorm,
     Linear,
+    PositionEmbed,
     Reorder,
     RMSNorm,
     Rope,
@@ -219,7 +222,9 @@ class Lowering:
         lowerings: dict[type, Callable[[Any], None]] = {
             Embed: lambda o: self.embed(o, 1.0),
             ScaledEmbed: lambda o: self.embed(o, o.factor),
+            PositionEmbed: self.position_embed,
             RMSNorm: self.rms_norm,
+            LayerNorm: self.layer_norm,
             Linear: self.linear,
             MergedLinear: self.merged,
             LinearAdd: self.linear_add,
@@ -228,6 +233,7 @@ class Lowering:
             StoreKV: lambda o: lower_store_kv(self, o),
             PagedAttention: lambda o: lower_attention(self, o),
             ApplyRope: self.rope,
+            Activate: lambda o: self.unary("activate", o, activation=str(o.activation)),
             Gated: self.gated,
             Add: lambda o: self.binary("add", o),
             Scale: lambda o: self.unary("scale", o, factor=o.factor),
@@ -265,6 +271,20 @@ class Lowering:
             out=self.define(op.out),
         )
 
+    def position_embed(self, op: PositionEmbed) -> None:
+        raw, kernel_format = RawWeight(op.weight), weight_format(self.source, op.weight)
+        self.row("position_embed", raw=raw, format=kernel_format, out=self.define(op.out))
+
+    def layer_norm(self, op: LayerNorm) -> None:
+        self.row(
+            "layer_norm",
+            x=self.floats(op.x),
+            weight=Vector(op.weight),
+            bias=Vector(op.bias),
+            eps=op.eps,
+            out=self.define(op.out),
+        )
+
     def rms_norm(self, op: RMSNorm) -> None:
         self.row(
             "rms_norm",
@@ -276,7 +296,10 @@ class Lowering:
         )
 
     def unary(
-        self, method: str, op: Scale | SoftCap | Sigmoid | Columns | Reorder, **arguments: Any
+        self,
+        method: str,
+        op: Scale | SoftCap | Sigmoid | Activate | Columns | Reorder,
+        **arguments: Any,
     ) -> None:
         self.row(method, x=self.floats(op.x), out=self.define(op.out), **arguments)
 
