@@ -115,15 +115,17 @@ def longrope(base: float, dim: int, scaling: Scaling) -> ScaledRope:
 
 
 def llama3_rope(base: float, dim: int, scaling: Scaling) -> ScaledRope:
-    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a blend between."""
+    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a blend between; none
+    where the two ends are one, as in Llama 4."""
     context, factor = positions(scaling, ORIGINAL), positive(scaling, "factor")
     low, high = (positive(scaling, f"{which}_freq_factor") for which in ("low", "high"))
-    if low >= high:
-        raise ConfigError(f"rope_scaling: low_freq_factor {low} is not below {high}, the high one")
+    if low > high:
+        raise ConfigError(f"rope_scaling: low_freq_factor {low} is above {high}, the high one")
     result = []
     for frequency in default_frequencies(base, dim):
         turns = context * frequency / (2 * math.pi)  # over the context the model was trained on
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        blend = (turns - low) / (high - low) if low < high else float(turns >= low)
+        kept = min(max(blend, 0.0), 1.0)
         result.append(kept * frequency + (1 - kept) * frequency / factor)
     return ScaledRope(tuple(result))
 

@@ -185,6 +185,8 @@ def write_rope_tables() -> None:
         "default": {"rope_type": "default"},
         "linear": LINEAR_SCALING,
         "llama3": LLAMA3_SCALING | {"factor": 8.0, "original_max_position_embeddings": 8192},
+        "llama3_step": LLAMA3_SCALING
+        | {"factor": 16.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 8192},
     }
     arrays: dict[str, Any] = {"positions": positions} | computed_ropes(positions)
     for kind, scaling in scalings.items():

@@ -32,6 +32,10 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
+    "llama3_step": {
+        **{"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0},
+        "original_max_position_embeddings": 8192,
+    },
     "dynamic": {"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 4096},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
     "yarn_mscale": {
