@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,12 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from invar.models.metadata import ArchitectureKeys, ConfigError
-from invar.models.placed import Placed
+from invar.models.placed import EXPERTS_GATE_UP, QKV, Placed
 from invar.weights.formats import dequantize
 from invar.weights.gguf import GGUFFile, TensorInfo
 
 Fused = Mapping[str, tuple[Placed, ...]]
 """What is stored, without `.weight` or `.bias` → the weights in it; `{}` is the layer."""
+
+OF_ANY: Fused = {"blk.{}.attn_qkv": QKV, "blk.{}.ffn_gate_up_exps": EXPERTS_GATE_UP}
+"""What converters may store as one whatever the architecture.
+
+https://github.com/ggml-org/llama.cpp/pull/19139
+"""
 
 LAYER = re.compile(r"(?<=^blk\.)\d+(?=\.)")
 
@@ -26,19 +33,19 @@ class GGUFSource(GGUFFile):
     """As `GGUFFile`; `ConfigError` says which tensor cannot be cut as its architecture wants."""
 
     def __init__(self, path: str | Path, fused_of: Callable[[Mapping[str, Any]], Fused]) -> None:
-        """fused_of: what a model with such metadata stores as one."""
+        """fused_of: what a model with such metadata stores as one, besides what any may."""
         super().__init__(path)
-        fused = fused_of(self.metadata)
+        fused = {**OF_ANY, **fused_of(self.metadata)}
         architecture = self.metadata.get("general.architecture", "")
         self._keys = ArchitectureKeys(self.metadata, str(architecture))
         self._parts: dict[str, tuple[str, Placed]] = {}
-        if not fused:
-            return
         stored, presented = self.tensors, dict(self.tensors)
         for name, info in stored.items():
             stem, _, ending = name.rpartition(".")
             entry = fused.get(LAYER.sub("{}", stem), ())
             numbers = LAYER.findall(stem)
+            if ending == "bias":  # one for every row, of experts in a stack
+                entry = tuple(replace(placed, vectors=True) for placed in entry)
             ours = {f"{placed.name.format(*numbers)}.{ending}": placed for placed in entry}
             if not ours or any(part in stored for part in ours.keys() - {name}):
                 continue  # a tensor of one weight

@@ -15,7 +15,7 @@ from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections
 from invar.models.hf import DECODER_KEYS, DECODER_NAMES, Config, HFFamily, rotary_dim
 from invar.models.metadata import ArchitectureKeys, ModelSource
-from invar.models.placed import GATE_UP, QKV
+from invar.models.placed import GATE_UP
 
 ROTATED_SHARE = 0.5  # where config.json does not say
 
@@ -39,7 +39,7 @@ HF = HFFamily(
         "model.layers.{}.post_mlp_layernorm": "blk.{}.post_ffw_norm",
     },
 )
-FUSED = {"blk.{}.attn_qkv": QKV, "blk.{}.ffn_up": GATE_UP}
+FUSED = {"blk.{}.ffn_up": GATE_UP}
 
 
 def decoder_layer(

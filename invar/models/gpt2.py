@@ -68,7 +68,6 @@ HF = HFFamily(
     left_out=("h.{}.attn.bias", "h.{}.attn.masked_bias"),
     renamed=lambda config, name: name.removeprefix("transformer."),
 )
-FUSED = {"blk.{}.attn_qkv": QKV}
 
 
 def decoder_layer(

@@ -30,7 +30,7 @@ from invar.models.decoder import (
 )
 from invar.models.hf import DECODER_KEYS, Config, HFFamily, activation, rotary_dim
 from invar.models.metadata import ArchitectureKeys, ModelSource
-from invar.models.placed import QKV, Placed, alternating
+from invar.models.placed import Placed, alternating
 
 ROTATED_SHARE = 0.25  # where config.json does not say
 PARALLEL = "use_parallel_residual"
@@ -68,7 +68,6 @@ HF = HFFamily(
         for name in ("bias", "masked_bias", "rotary_emb.inv_freq")
     ),
 )
-FUSED = {"blk.{}.attn_qkv": QKV}
 
 
 def attention(g: GraphBuilder, x: Value, config: DecoderConfig, block: str, place: Place) -> Value:

@@ -45,7 +45,7 @@ HF = HFFamily(
         "model.layers.{}.mlp.gate_up_proj": GATE_UP,
     },
 )
-FUSED = {"blk.{}.attn_qkv": QKV, "blk.{}.ffn_up": GATE_UP}
+FUSED = {"blk.{}.ffn_up": GATE_UP}
 
 
 def build(source: ModelSource) -> Graph:

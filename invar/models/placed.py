@@ -215,3 +215,7 @@ GATE_UP = (
     Placed("blk.{}.ffn_gate", rows=part(0, 2)),
     Placed("blk.{}.ffn_up", rows=part(1, 2)),
 )
+EXPERTS_GATE_UP = (
+    Placed("blk.{}.ffn_gate_exps", rows=part(0, 2)),
+    Placed("blk.{}.ffn_up_exps", rows=part(1, 2)),
+)

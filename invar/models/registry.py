@@ -71,11 +71,9 @@ FUSED: Mapping[str, str] = {
     "chatglm": "glm4.FUSED",
     "deepseek2": "deepseek2_files.FUSED",
     "glm4": "glm4.FUSED",
-    "gpt2": "gpt2.FUSED",
-    "gptneox": "gpt_neox.FUSED",
     "phi3": "phi3.FUSED",
 }
-"""Architectures whose GGUF files store several weights as one."""
+"""Architectures whose GGUF files store several weights as one, besides `gguf_source.OF_ANY`."""
 
 ARCHITECTURE_KEY = "general.architecture"
 

@@ -137,8 +137,7 @@ def test_a_wrong_number_anywhere_shows(name: str) -> None:
 
 # ---------------------------------------------------------------- several weights in a tensor
 
-OTHERWISE = ("gpt2", "gptneox")  # whose directories hold the parts in another order
-FUSED_FAMILIES = [name for name in FAMILIES if architecture_of(name) in FUSED.keys() - OTHERWISE]
+FUSED_FAMILIES = [name for name in FAMILIES if architecture_of(name) in FUSED]
 
 
 @pytest.mark.parametrize("fused", FUSED_FAMILIES)

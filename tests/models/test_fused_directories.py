@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,52 @@ def test_older_gguf_files_with_keys_and_values_as_one(
         if kind is QuantType.F32:
             expect_golden(source, name)
         expect_law_1(source, name)
+
+
+# ---------------------------------------------------------------- GGUF files of any family
+
+MERGED = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),
+}
+
+
+def write_merged(name: str, path: Path, kind: QuantType) -> set[str]:
+    """The tiny model with what may be merged stored as one; returns the parts of that."""
+    taken: set[str] = set()
+    with GGUFFile(model_path(name)) as apart:
+        writer = GGUFWriter(path, {key: apart.metadata[key] for key in apart.metadata})
+        for tensor, (whole, parts) in product(apart.tensors, MERGED.items()):
+            names = [tensor.replace(f".{parts[0]}.", f".{part}.") for part in parts]
+            if f".{parts[0]}." not in tensor or not apart.tensors.keys() >= set(names):
+                continue
+            values = [apart.dequantize(part) for part in names]
+            together = np.concatenate(values, axis=int(parts[0].endswith("_exps")))
+            matrices = kind if tensor.endswith("weight") else QuantType.F32
+            merged = tensor.replace(parts[0], whole)
+            writer.add_tensor(merged, together.shape, matrices, together)
+            taken |= set(names)
+        for tensor in apart.tensors.keys() - taken:
+            info = apart.tensors[tensor]
+            writer.add_tensor(tensor, info.shape, info.type, apart.dequantize(tensor))
+        writer.write()
+    return taken
+
+
+@pytest.mark.parametrize("kind", [QuantType.F32, QuantType.Q8_0])
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen2_moe", "gpt_oss", "deepseek_v2"])
+def test_what_a_converter_merged_comes_apart(name: str, kind: QuantType, tmp_path: Path) -> None:
+    """q, k and v, gate and up of experts, with their biases."""
+    parts = write_merged(name, tmp_path / "x.gguf", kind)
+    assert parts
+    with open_gguf(tmp_path / "x.gguf") as source, GGUFFile(model_path(name)) as apart:
+        assert build(source) == build(apart)
+        for tensor in apart.tensors:
+            values = apart.dequantize(tensor)
+            if tensor in parts and tensor.endswith("weight") and kind is not QuantType.F32:
+                rows = quantize(values.reshape(-1, values.shape[-1]), kind)
+                assert source.raw(tensor).tobytes() == rows.tobytes()
+            else:
+                np.testing.assert_array_equal(source.dequantize(tensor), values)
+        if kind is QuantType.F32:
+            expect_golden(source, name)
