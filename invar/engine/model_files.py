@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -14,6 +15,8 @@ from invar.models import registry
 from invar.text import hf_tokenizer
 from invar.text.chat_template import ChatTemplate
 from invar.text.tokenizer import Tokenizer
+from invar.text.tokenizer_entries import FILE as TOKENIZER
+from invar.text.tokenizer_files import with_tokenizer
 from invar.weights.gguf import GGUFFile, Metadata
 from invar.weights.hf_directory import GENERATION, TEMPLATE, text_files
 
@@ -76,17 +79,27 @@ class GGUFText:
 
 class HFText:
     def __init__(self, path: Path) -> None:
-        self.files = text_files(path)
+        self.path = path
+
+    @cached_property
+    def files(self) -> Mapping[str, Any]:
+        return text_files(self.path)
+
+    @cached_property
+    def complete(self) -> Mapping[str, Any]:
+        """With a tokenizer.json among them, whatever the tokenizer is stored as."""
+        return with_tokenizer(self.files)
 
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_hf(self.files)
+        return Tokenizer.from_hf(self.complete)
 
     def template(self, given: str | None) -> ChatTemplate | None:
-        return ChatTemplate.from_hf(self.files | ({} if given is None else {TEMPLATE: given}))
+        files = {**self.complete, **({} if given is None else {TEMPLATE: given})}
+        return ChatTemplate.from_hf(files)
 
     def token_count(self) -> int | None:
-        present = hf_tokenizer.FILE in self.files
-        return hf_tokenizer.token_count(self.files) if present else None
+        present = TOKENIZER in self.complete
+        return hf_tokenizer.token_count(self.complete) if present else None
 
     def generation(self) -> tuple[dict[str, Any], str]:
         return self.files.get(GENERATION, {}), GENERATION

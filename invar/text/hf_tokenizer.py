@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from invar.text.errors import TokenizerError
+from invar.text.sentencepiece_encoder import piece_encoders
+from invar.text.sentencepiece_files import BPE_MODEL, is_legacy
 from invar.text.tokenizer import Encoders, TextEncoder
+from invar.text.tokenizer_entries import FILE, TextFiles
 from invar.text.vocabulary import TokenType, Vocabulary, stop_ids_by_text
-
-FILE = "tokenizer.json"
-TextFiles = Mapping[str, Any]
-"""name of a file → what it holds: objects of JSON; the template of `chat_template.jinja`, a str"""
 
 LARGEST_VOCABULARY = 1 << 24
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -38,6 +37,8 @@ class AddedToken:
 
 def encoders(files: TextFiles, vocabulary: Vocabulary) -> Encoders:
     """What tokenizer.json does to plain text, its added tokens and its template left out."""
+    if BPE_MODEL in files:
+        return piece_encoders(files[BPE_MODEL], vocabulary, is_legacy(files))
     tokenizer = tokenizer_of(files)
     plain = {**tokenizer, "model": without_controls(tokenizer["model"], vocabulary)}
     plain |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
@@ -46,7 +47,8 @@ def encoders(files: TextFiles, vocabulary: Vocabulary) -> Encoders:
     if not any(step.get("prepend_scheme") == "first" for step in all_steps(splitting)):
         return Encoders.of_one(first)
     text = json.dumps(splitting).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
-    return Encoders(first, library_encoder({**plain, "pre_tokenizer": json.loads(text)}))
+    later = library_encoder({**plain, "pre_tokenizer": json.loads(text)})
+    return Encoders(first, later, later)
 
 
 def library_encoder(tokenizer: Mapping[str, Any]) -> TextEncoder:
@@ -136,8 +138,9 @@ def tokenizer_of(files: TextFiles) -> Mapping[str, Any]:
     tokenizer = files.get(FILE)
     if tokenizer is None:
         raise TokenizerError(
-            f"the model has no {FILE}, so text cannot be used; give one that suits it "
-            "(--tokenizer DIRECTORY), or save the tokenizer again with `transformers`"
+            f"the model has no {FILE} (nor tokenizer.model, nor vocab.json with merges.txt), so "
+            "text cannot be used; give one that suits it (--tokenizer DIRECTORY), or save the "
+            "tokenizer again with `transformers`"
         )
     model = tokenizer.get("model")
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):

@@ -24,6 +24,12 @@ def _byte_level_alphabet() -> dict[int, str]:
 
 
 _ALPHABET = _byte_level_alphabet()
+_CHARACTERS = {ord(byte): chr(character) for character, byte in _ALPHABET.items()}
+
+
+def byte_level_text(raw: bytes) -> str:
+    """Bytes as byte-level vocabularies spell them."""
+    return raw.decode("latin-1").translate(_CHARACTERS)
 
 
 class TokenBytes(dict[int, bytes]):

@@ -16,7 +16,7 @@ from invar.text.token_bytes import TokenBytes
 from invar.text.vocabulary import TokenType, Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
-    from invar.text.hf_tokenizer import TextFiles
+    from invar.text.tokenizer_entries import TextFiles
 
 __all__ = ["Tokenizer", "TokenizerError"]
 
@@ -32,14 +32,16 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class Encoders:
-    """For text at the start, and for text behind it: some put a space before the start alone."""
+    """For text at the start, and for text behind a special token: some put a space before the start
+    alone. And for text that goes on where other text has ended, before which nobody puts one."""
 
     first: TextEncoder
     later: TextEncoder
+    inside: TextEncoder
 
     @classmethod
     def of_one(cls, encoder: TextEncoder) -> Encoders:
-        return cls(encoder, encoder)
+        return cls(encoder, encoder, encoder)
 
 
 class Tokenizer:
@@ -63,7 +65,7 @@ class Tokenizer:
             vocabulary.ids_of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
         )
         self._bytes = TokenBytes(vocabulary)
-        self._encoders = encoders or Encoders.of_one(_encoder(vocabulary))
+        self._encoders = encoders or _encoders(vocabulary)
         user_defined = _spellings(vocabulary, TokenType.USER_DEFINED)
         markers = _spellings(vocabulary, TokenType.CONTROL, TokenType.UNKNOWN) | user_defined
         self._user_defined = SpecialTokenSplitter(user_defined)
@@ -136,10 +138,8 @@ class Tokenizer:
         for piece in pieces:
             if isinstance(piece, int):
                 ids.append(piece)
-            elif isinstance(self._encoders.later, PieceMerger):
-                ids += self._encoders.later.encode(piece, inside=True)
             else:
-                ids += self._encoders.later.encode(piece)
+                ids += self._encoders.inside.encode(piece)
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -215,9 +215,18 @@ def _checked(text: str) -> str:
     return text
 
 
-def _encoder(vocabulary: Vocabulary) -> Any:
+class _Inside:
+    def __init__(self, merger: PieceMerger) -> None:
+        self._merger = merger
+
+    def encode(self, text: str) -> list[int]:
+        return self._merger.encode(text, inside=True)
+
+
+def _encoders(vocabulary: Vocabulary) -> Encoders:
     if vocabulary.model in ("llama", "gemma4"):
-        return PieceMerger(vocabulary)
+        merger = PieceMerger(vocabulary)
+        return Encoders(merger, merger, _Inside(merger))
     # Imported here: SentencePiece models start without loading the library.
     from invar.text import library_encoders
 
@@ -226,7 +235,7 @@ def _encoder(vocabulary: Vocabulary) -> Any:
         "bert": library_encoders.word_piece_encoder,
         "t5": library_encoders.unigram_encoder,
     }
-    return builders[vocabulary.model](vocabulary)
+    return Encoders.of_one(builders[vocabulary.model](vocabulary))
 
 
 def _spellings(vocabulary: Vocabulary, *types: TokenType) -> dict[str, int]:

@@ -32,6 +32,11 @@ SUFFIX = ".safetensors"
 SHARD_NAME = re.compile(r".+-\d{5}-of-\d{5}\.safetensors")
 GENERATION = "generation_config.json"
 TEXT_FILES = (CONFIG, GENERATION, "tokenizer_config.json", "tokenizer.json")
+OTHER_TOKENIZERS = (
+    *("vocab.json", "added_tokens.json", "special_tokens_map.json"),
+    *("merges.txt", "vocab.txt", "tokenizer.model"),
+)
+"""What may say it where there is no tokenizer.json."""
 TEMPLATE = "chat_template.jinja"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 TEXT_LIMIT_BYTES = 256 << 20  # far above any tokenizer.json
@@ -162,10 +167,15 @@ def single_file(path: Path) -> Path:
 
 
 def text_files(path: Path) -> dict[str, Any]:
-    """What a directory says about text, by file name; the template in jinja as a string."""
+    """What a directory says about text, by file name: objects of JSON, texts as strings (that of
+    the template in jinja), tokenizer.model as bytes."""
     found: dict[str, Any] = {
         name: required_json(path / name) for name in TEXT_FILES if (path / name).exists()
     }
+    if "tokenizer.json" not in found:
+        others = {Path(name): path / name for name in OTHER_TOKENIZERS if (path / name).exists()}
+        readers = {".json": required_json, ".txt": read_text_file, ".model": read_bytes}
+        found |= {name.name: readers[name.suffix](file) for name, file in others.items()}
     if (path / TEMPLATE).exists():
         found[TEMPLATE] = read_text_file(path / TEMPLATE)
     return found
@@ -177,18 +187,23 @@ def required_json(path: Path) -> dict[str, Any]:
 
 def read_text_file(path: Path) -> str:
     try:
-        if path.stat().st_size > TEXT_LIMIT_BYTES:
-            raise SafetensorsError(f"{path}: larger than {TEXT_LIMIT_BYTES >> 20} MiB; not read")
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
-        raise SafetensorsError(f"{path.name}: there is no file {path}") from None
+        return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError:
         raise SafetensorsError(f"{path}: is not text in UTF-8") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > TEXT_LIMIT_BYTES:
+            raise SafetensorsError(f"{path}: larger than {TEXT_LIMIT_BYTES >> 20} MiB; not read")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise SafetensorsError(f"{path.name}: there is no file {path}") from None
     except OSError as error:
         raise SafetensorsError(f"{path}: cannot be read: {error.strerror}") from None
-    if text.startswith("version https://git-lfs"):
+    if data.startswith(b"version https://git-lfs"):
         raise SafetensorsError(f"{path}: is a pointer of Git LFS, not the file: `git lfs pull`")
-    return text
+    return data
 
 
 def listed(names: list[str]) -> str:

@@ -18,6 +18,7 @@ from invar.weights.gguf_split import shard_paths
 from invar.weights.hf_directory import (
     CONFIG,
     INDEX,
+    OTHER_TOKENIZERS,
     PICKLES,
     SHARD_NAME,
     SINGLE,
@@ -252,7 +253,9 @@ def directory_files(name: HubName, names: Sequence[str]) -> list[str]:
             f"{name.source}: {why if pickles and not found else 'there is no ' + SINGLE}; choose a "
             "repository or a revision with safetensors"
         )
-    texts = [file for file in (*TEXT_FILES, TEMPLATE) if file in names and file != CONFIG]
+    others = () if "tokenizer.json" in names else OTHER_TOKENIZERS
+    wanted = (*TEXT_FILES, *others, TEMPLATE)
+    texts = [file for file in wanted if file in names and file != CONFIG]
     return [CONFIG, *texts, *weights]
 
 

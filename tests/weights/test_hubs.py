@@ -16,6 +16,7 @@ from golden.tiny_models import model_path
 from weights.hub_server import TOKEN, LocalHub, commit_of, local_hub, repository
 
 from invar.weights.hf_directory import INDEX, HFDirectory
+from invar.weights.hub import HubName, directory_files
 
 
 @pytest.fixture
@@ -69,6 +70,14 @@ def test_a_directory_is_pulled_whole_and_served_offline(hub: LocalHub, tmp_path:
     report = invar(hub, tmp_path, "inspect", "org/tiny", "--json", HF_HUB_OFFLINE="1")
     assert json.loads(report.stdout)["architecture"] == "llama"
     assert len(hub.requests) == asked
+
+
+def test_other_files_of_a_tokenizer_are_pulled_where_there_is_no_tokenizer_json() -> None:
+    name = HubName("org/old", None, None)
+    names = ["config.json", "model.safetensors", "tokenizer.model", "added_tokens.json", "x.bin"]
+    assert set(directory_files(name, names)) == {*names} - {"x.bin"}
+    found = directory_files(name, [*names, "tokenizer.json"])
+    assert set(found) == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
 def test_article_09_a_file_into_a_folder(hub: LocalHub, tmp_path: Path) -> None:

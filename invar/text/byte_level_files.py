@@ -1,0 +1,178 @@
+"""Byte-level BPE without tokenizer.json: vocab.json with merges.txt, or the ranks of tiktoken.
+
+How text is cut before merging, and which tokens open and close it, these files leave to the class
+of their tokenizer:
+https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/gpt2/tokenization_gpt2.py
+https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/qwen2/tokenization_qwen2.py
+https://github.com/openai/tiktoken/blob/0.9.0/tiktoken/load.py (ranks)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from invar.text.errors import TokenizerError
+from invar.text.pretokenizers import pretokenizer_by_name
+from invar.text.token_bytes import byte_level_text
+from invar.text.tokenizer_entries import (
+    CONFIG,
+    DECODER,
+    FILE,
+    MERGES,
+    MODEL,
+    VOCAB,
+    TextFiles,
+    added_tokens,
+    completed,
+    config_of,
+    tokenizer_class,
+)
+
+
+@dataclass(frozen=True)
+class ByteLevelKind:
+    """What a class of tokenizers does that its files do not say."""
+
+    pre: str  # as in `pretokenizers`
+    normalizer: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+END = "<|endoftext|>"
+BYTE_LEVEL = {
+    "GPT2Tokenizer": ByteLevelKind("gpt-2", None, {"bos_token": END, "eos_token": END}),
+    "Qwen2Tokenizer": ByteLevelKind("qwen2", {"type": "NFC"}, {"eos_token": END}),
+}
+CLASS_OF_MODEL_TYPE = {
+    "gpt2": "GPT2Tokenizer",
+    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+}
+# ---------------------------------------------------------------- byte-level BPE
+
+
+def from_merges(files: TextFiles) -> TextFiles:
+    name = tokenizer_class(files) or CLASS_OF_MODEL_TYPE.get(
+        str(files.get("config.json", {}).get("model_type")), ""
+    )
+    kind = BYTE_LEVEL.get(name)
+    if kind is None:
+        raise TokenizerError(
+            f"{CONFIG}: how {name or 'an unnamed tokenizer_class'} cuts text is not known (known: "
+            f"{', '.join(BYTE_LEVEL)}); save the tokenizer with `transformers`, which writes {FILE}"
+        )
+    vocab, text = files[VOCAB], files[MERGES]
+    wrong = next((t for t, i in vocab.items() if type(i) is not int or i < 0), None)
+    if wrong is not None:
+        raise TokenizerError(f"{VOCAB}: token {wrong[:60]!r} has id {str(vocab[wrong])[:60]}")
+    merges = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.rstrip("\r")
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        left, _, right = line.partition(" ")
+        missing = [part for part in (left, right, left + right) if part not in vocab]
+        if missing or not right:
+            raise TokenizerError(
+                f"{MERGES}: line {number}, {line[:60]!r}: must be two tokens that yield one; "
+                f"{VOCAB} has no {(missing or [''])[0][:60]!r}"
+            )
+        merges.append([left, right])
+    prefix = bool(config_of(files).get("add_prefix_space"))
+    tokenizer = byte_level(kind, vocab, merges, prefix)
+    found = completed(files, tokenizer, kind.config)
+    tokenizer["added_tokens"] = added_tokens(found, vocab, set())
+    return found
+
+
+def byte_level(
+    kind: ByteLevelKind, vocab: Mapping[str, int], merges: list[list[str]], prefix: bool = False
+) -> dict[str, Any]:
+    pre = pretokenizer_by_name(kind.pre)
+    bytes_alone = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True}
+    splits = [
+        {"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False}
+        for p in pre.patterns
+    ]
+    # A space put in front comes before the text is cut.
+    steps: list[dict[str, Any]] = [*splits, {**bytes_alone, "use_regex": False}]
+    if prefix:
+        steps = [{**bytes_alone, "use_regex": True}]
+    return {
+        "normalizer": kind.normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "decoder": {**bytes_alone, "use_regex": False},
+        "post_processor": None,
+        "model": {
+            "type": "BPE",
+            "vocab": dict(vocab),
+            "merges": merges,
+            "ignore_merges": pre.ignore_merges,
+        },
+    }
+
+
+# ---------------------------------------------------------------- tiktoken
+
+
+def from_ranks(files: TextFiles, data: bytes) -> TextFiles:
+    """Llama 3 as Meta publishes it; its special tokens stand in tokenizer_config.json."""
+    if files.get("config.json", {}).get("model_type") != "llama":
+        raise TokenizerError(
+            f"{MODEL}: ranks of tiktoken are known of Llama 3 alone; save the tokenizer with "
+            f"`transformers`, which writes {FILE}"
+        )
+    if not config_of(files).get(DECODER):
+        raise TokenizerError(
+            f"{MODEL}: ranks of tiktoken say nothing of special tokens, and {CONFIG} has no "
+            f"{DECODER}; give a tokenizer that has {FILE} (--tokenizer DIRECTORY)"
+        )
+    ranks = read_ranks(data)
+    vocab = {byte_level_text(token): rank for token, rank in ranks.items()}
+    merges = [[byte_level_text(part) for part in pair] for pair in merges_of(ranks)]
+    tokenizer = byte_level(ByteLevelKind("llama-bpe"), vocab, merges)
+    tokenizer["added_tokens"] = added_tokens(files, vocab, set())
+    return completed(files, tokenizer, {"add_bos_token": True})
+
+
+def read_ranks(data: bytes) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        token, _, rank = line.partition(b" ")
+        try:
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (binascii.Error, ValueError):
+            raise TokenizerError(
+                f"{MODEL}: line {number}, {line[:60]!r}: expected a token in base64 and its rank"
+            ) from None
+    if sorted(ranks.values()) != list(range(len(ranks))):
+        raise TokenizerError(f"{MODEL}: the ranks of {len(ranks)} tokens are not 0, 1, 2, …")
+    return ranks
+
+
+def merges_of(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """In the order of what they yield: a token's own last merge, since whatever lies below its
+    rank has been merged by then."""
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        parts = last_two(token, ranks)
+        if parts is not None:
+            merges.append(parts)
+    return merges
+
+
+def last_two(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
+    """What is left of a token, merged by all ranks below its own; None: not two tokens."""
+    parts, own = [token[i : i + 1] for i in range(len(token))], ranks[token]
+    while len(parts) > 2:
+        pairs = [ranks.get(a + b, own) for a, b in pairwise(parts)]
+        least = min(pairs)
+        if least >= own:
+            return None
+        at = pairs.index(least)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return (parts[0], parts[1]) if len(parts) == 2 else None

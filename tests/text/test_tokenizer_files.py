@@ -1,0 +1,252 @@
+"""Tokenizers without tokenizer.json: ids of `transformers` (and tiktoken), and what is damaged."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden.tokenizer_forms import HERE, NAMES, SPECIALS, TEXTS, expected_ids
+
+from invar.engine.model_files import HFText
+from invar.text.errors import TokenizerError
+from invar.text.tokenizer import Tokenizer
+from invar.weights.hf_directory import text_files
+from invar.weights.safetensors import SafetensorsError
+
+PIECES = ("llama", "gemma", "normalized", "unigram", "unigram_bytes")
+WHOLE = ("llama", "gemma", "gpt2", "qwen2", "llama3")  # every byte has a token
+# A mark of a space that stands in the text itself: for us it is no space to what users defined.
+EXCEPT = {("gemma", "▁marks▁▁of spaces")}
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    return HFText(HERE / name).tokenizer()
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of the tokenizer that a test is given."""
+    return Path(shutil.copytree(HERE / request.param, tmp_path / "tokenizer"))
+
+
+def configure(folder: Path, **changes: Any) -> Path:
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+    return folder
+
+
+def test_all_forms_are_there() -> None:
+    assert set(NAMES) == {*PIECES, "gpt2", "qwen2", "llama3"}
+    for name in NAMES:
+        assert not (HERE / name / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_those_of_the_reference(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    for text, ids in zip(TEXTS, expected_ids(name), strict=True):
+        if (name, text) not in EXCEPT:
+            assert tokenizer.encode(text, add_special_tokens=False).tolist() == ids, text
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_decoding_gives_the_text_back(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    for text in TEXTS:
+        if name == "llama" and text.startswith((" ", "▁")):
+            continue  # the first space stands for the one that is put before words
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        expected = text.replace("▁", " ") if name in PIECES else text
+        if name == "qwen2":  # composes
+            expected = expected.replace("e\u0301", "é")
+        assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_alone_never_becomes_a_control_token(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    for text in (*TEXTS, "<s></s><bos><unk><|endoftext|><|begin_of_text|>"):
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        controls = {*map(int, ids)} & tokenizer.control_ids
+        assert {tokenizer.token_text(token_id) for token_id in controls} <= {"<unk>"}, text
+
+
+@pytest.mark.parametrize(
+    ("folder", "changes", "opening"),
+    [
+        ("llama", {}, ["<s>"]),
+        ("llama", {"add_bos_token": "absent"}, ["<s>"]),
+        ("llama", {"add_bos_token": False}, []),
+        ("gemma", {"add_bos_token": "absent"}, ["<bos>"]),
+        ("normalized", {}, []),
+        ("gpt2", {}, []),
+        ("qwen2", {}, []),
+        ("llama3", {}, ["<|begin_of_text|>"]),
+    ],
+    indirect=["folder"],
+)
+def test_bos_is_put_in_front_as_the_class_does(
+    folder: Path, changes: dict[str, Any], opening: list[str]
+) -> None:
+    tokenizer = HFText(configure(folder, **changes)).tokenizer()
+    plain = tokenizer.encode("word", add_special_tokens=False).tolist()
+    ids = tokenizer.encode("word").tolist()
+    front = ids[: len(ids) - len(plain)]
+    assert [tokenizer.token_text(token_id) for token_id in front] == opening
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_a_legacy_tokenizer_puts_a_space_before_every_text(folder: Path) -> None:
+    """As SentencePiece itself does."""
+    usual = HFText(folder).tokenizer()
+    legacy = HFText(configure(folder, legacy=True)).tokenizer()
+
+    def pieces(tokenizer: Tokenizer, text: str) -> str:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return "|".join(tokenizer.token_text(int(token_id)) for token_id in ids)
+
+    assert pieces(usual, "<|im_start|>word") == "<|im_start|>|w|or|d"
+    assert pieces(legacy, "<|im_start|>word") == "<|im_start|>| w|or|d"
+    assert (pieces(usual, " word"), pieces(legacy, " word")) == (" w|or|d", " | w|or|d")
+    assert legacy.encode_inside("word") == usual.encode_inside("word")
+    assert pieces(HFText(configure(folder, add_prefix_space=False)).tokenizer(), "word") == "w|or|d"
+
+
+# ---------------------------------------------------------------- added tokens
+
+
+@pytest.mark.parametrize("folder", ["gpt2"], indirect=True)
+def test_added_tokens_are_special_if_a_configuration_says_so(folder: Path) -> None:
+    plain = HFText(folder).tokenizer()
+    start = int(plain.encode(SPECIALS[0])[0])
+    assert not plain.is_control(start)
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"additional_special_tokens": [SPECIALS[0], {"content": SPECIALS[1]}]})
+    )
+    assert HFText(folder).tokenizer().is_control(start)
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_places_kept_free_in_training_have_their_names_in_the_configuration(folder: Path) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    decoder = config["added_tokens_decoder"]
+    decoder["300"] = {"content": "<|tool|>", "special": True}
+    tokenizer = HFText(configure(folder, added_tokens_decoder=decoder)).tokenizer()
+    assert tokenizer.encode("<|tool|>", add_special_tokens=False).tolist() == [300]
+
+
+# ---------------------------------------------------------------- what is wrong is named
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        HFText(folder).tokenizer()
+
+
+@pytest.mark.parametrize("folder", ["llama", "unigram"], indirect=True)
+def test_a_file_that_is_cut_short_is_refused(folder: Path) -> None:
+    file = folder / "tokenizer.model"
+    data = file.read_bytes()
+    wholes = 0
+    for end in (0, 1, 7, 100, *range(len(data) - 40, len(data))):
+        file.write_bytes(data[:end])
+        with contextlib.suppress(TokenizerError):
+            HFText(folder).tokenizer()
+            wholes += 1  # between two fields
+    assert wholes < 10
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """Of a protobuf."""
+    if isinstance(value, int):
+        return bytes([number << 3 & 0x7F | 0x80, number >> 4, value])
+    return bytes([number << 3 | 2, len(value)]) + value
+
+
+PIECE = field(1, field(1, b"a"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "damaged"),
+        (b"\x0b\x00", "damaged"),
+        (b"\x08\x01", "damaged"),
+        (PIECE[:-1], "damaged"),
+        (field(1, field(1, b"\xff")), "piece 0 is not text in UTF-8"),
+        (field(1, b""), "piece 0 '' has no text"),
+        (field(1, field(1, b"a") + b"\x18\x09"), "piece 0 has type 9, which is not known"),
+        (PIECE + PIECE, "1 of its pieces are not unique"),
+        (PIECE + field(2, b"\x18\x03"), r"words or characters \(3\) is not supported"),
+        (PIECE + field(2, field(24, 1)), "treat_whitespace_as_suffix"),
+        (field(3, b""), "has no pieces"),
+    ],
+)
+def test_what_is_no_sentencepiece_model_is_named(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    refused(tmp_path, rf"tokenizer\.model: .*{message}")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "change", "message"),
+    [
+        ("gpt2", "merges.txt", "#version: 0.2\nqqq x", r"merges.txt: line 2, 'qqq x'.*no 'qqq'"),
+        ("gpt2", "merges.txt", "t h e", r"merges.txt: line 1, 't h e'"),
+        ("gpt2", "vocab.json", '{"a": "b"}', "vocab.json: token 'a' has id b"),
+        ("gpt2", "added_tokens.json", '{"<x>": null}', "added_tokens.json: '<x>' has id None"),
+        ("gpt2", "tokenizer_config.json", '{"tokenizer_class": "CTRLTokenizer"}', "CTRLTokenizer"),
+        ("gpt2", "tokenizer_config.json", "{}", "an unnamed tokenizer_class"),
+        ("llama", "tokenizer_config.json", '{"added_tokens_decoder": {"x": {}}}', "'x' is no id"),
+        ("llama", "tokenizer_config.json", '{"added_tokens_decoder": 7}', "must be an object"),
+        ("llama3", "tokenizer_config.json", "{}", "say nothing of special tokens"),
+        ("llama3", "config.json", '{"model_type": "qwen2"}', "Llama 3 alone"),
+        ("llama3", "tokenizer.model", "YQ== 0\nYg== x", "line 2, b'Yg== x'"),
+        ("llama3", "tokenizer.model", "YQ== 0\nYg== 2", "ranks of 2 tokens are not 0, 1"),
+        ("llama3", "tokenizer.model", "YQ 0", "line 1, b'YQ 0'"),
+    ],
+    indirect=["folder"],
+)
+def test_what_is_wrong_with_other_forms_is_named(
+    folder: Path, name: str, change: str, message: str
+) -> None:
+    (folder / name).write_text(change)
+    refused(folder, message)
+
+
+def test_a_vocabulary_of_words_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nword\n")
+    refused(tmp_path, "vocab.txt: a vocabulary of WordPiece")
+
+
+def test_a_directory_without_a_tokenizer_says_which_files_it_may_have(tmp_path: Path) -> None:
+    refused(tmp_path, "no tokenizer.json .nor tokenizer.model, nor vocab.json with merges.txt")
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_other_files_are_not_read_beside_tokenizer_json(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    assert "tokenizer.model" not in text_files(folder)
+
+
+def test_a_pointer_in_place_of_the_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(SafetensorsError, match="pointer of Git LFS"):
+        HFText(tmp_path).tokenizer()
+
+
+def test_merges_of_ranks_are_those_that_make_each_token(tmp_path: Path) -> None:
+    """`abc` is made of `ab` and `c`, though `bc` is a token too: `ab` has the lower rank."""
+    tokens = [b"a", b"b", b"c", b"ab", b"bc", b"abc"]
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
+    (tmp_path / "tokenizer.model").write_text("\n".join(lines))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    decoder = {"6": {"content": "<s>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    merges = HFText(tmp_path).complete["tokenizer.json"]["model"]["merges"]
+    assert merges == [["a", "b"], ["b", "c"], ["ab", "c"]]
