@@ -8,6 +8,7 @@ and its `load_hparams`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def window_pattern(config: Config) -> Any:
     """Every so many layers, one sees all: told by the kind of each layer, or by the number."""
+    if config.get("use_bidirectional_attention"):
+        raise ConfigError("config.json: use_bidirectional_attention is not supported")
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or FULL not in kinds:
         return config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
@@ -55,7 +58,11 @@ def attention_scale(config: Config) -> Any:
 
 
 def local_base(config: Config) -> Any:
-    return config.get("rope_local_base_freq") or rope_theta(config, SLIDING)
+    """Of layers with a window; not the base of the others where it is left out."""
+    by_kind = config.get("rope_parameters")
+    local = by_kind.get(SLIDING) if isinstance(by_kind, Mapping) else None
+    given = local.get("rope_theta") if isinstance(local, Mapping) else None
+    return config.get("rope_local_base_freq", given)
 
 
 def from_one(name: str) -> Placed:
@@ -85,6 +92,14 @@ HF = HFFamily(
         "model.layers.{}.post_attention_layernorm": from_one("blk.{}.post_attention_norm"),
         "model.layers.{}.pre_feedforward_layernorm": from_one("blk.{}.ffn_norm"),
         "model.layers.{}.post_feedforward_layernorm": from_one("blk.{}.post_ffw_norm"),
+    },
+    # The models that see leave out what is so by default.
+    # https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/gemma3/configuration_gemma3.py
+    defaults={
+        **{"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26},
+        **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+        **{"max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1e6},
+        **{"query_pre_attn_scalar": 256, "sliding_window": 4096},
     },
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +41,7 @@ class HFFamily:
     names: Names
     left_out: tuple[str, ...] = ("model.layers.{}.self_attn.rotary_emb.inv_freq",)
     renamed: Callable[[Config, str], str | None] | None = None
+    defaults: Config = field(default_factory=dict)  # of keys that config.json may leave out
 
 
 def rope_parameters(config: Config, layers: str | None = None) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +16,15 @@ import numpy.typing as npt
 from invar.models.hf import Config, HFFamily, Key
 from invar.models.metadata import ArchitectureKeys, ConfigError, brief
 from invar.models.placed import Placed
+from invar.models.text_side import name_without_sight, sees, text_side
 from invar.weights.formats import QuantType, dequantize
 from invar.weights.gguf_shard import TensorInfo
 from invar.weights.hf_directory import CONFIG, HFDirectory
 from invar.weights.quantization_settings import quantization_settings
 from invar.weights.quantized_directory import QuantizedDirectory
 from invar.weights.safetensors import SafetensorsError, StoredTensor
+
+logger = logging.getLogger("invar")
 
 OUTPUT = "output.weight"
 TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16} | {
@@ -35,7 +39,6 @@ TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16} | {
         QuantType.MXFP4,
     )
 }
-TEXT_CONFIG = "text_config"  # of models that see or hear too, what their language model is
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -51,13 +54,6 @@ class HFMetadata(dict[str, Any]):
             value = key(config) if callable(key) else config.get(first(key, config))
             if value is not None:
                 self[full] = value
-
-
-def text_side(config: Config) -> Config:
-    """The configuration of the language model; in those that see or hear too, with what stands
-    outside of it."""
-    inner = config.get(TEXT_CONFIG)
-    return {**config, **inner} if isinstance(inner, Mapping) else config
 
 
 def first(key: Key, config: Config) -> str:
@@ -90,15 +86,21 @@ class HFSource:
         self.path = Path(path)
         self.directory = HFDirectory(self.path)
         try:
-            self.config = text_side(self.directory.config)
-            self.stored = self._stored()
             self.family = family_of(self.directory.config)
+            self.config: Config = {**self.family.defaults, **text_side(self.directory.config)}
+            self.stored = self._stored()
             self.metadata = HFMetadata(self.family, self.config)
             self._keys = ArchitectureKeys(self.metadata, self.family.architecture)
             self._presented = self._present()
         except BaseException:
             self.close()
             raise
+        if sees(self.directory.config):
+            logger.warning(
+                "%s: images are not supported yet; of this model that sees too, the language "
+                "model is run",
+                self.path.name,
+            )
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {name: presented.info for name, presented in self._presented.items()}
         )
@@ -162,8 +164,7 @@ class HFSource:
     def _present(self) -> dict[str, _Presented]:
         stacks: dict[str, _Stack] = {}
         for name, stored in self.stored.tensors.items():
-            renamed = self.family.renamed
-            known = name if renamed is None else renamed(self.config, name)
+            known = self._known(name)
             if known is None or NUMBER.sub("{}", known) in self.family.left_out:
                 continue
             for ours, number, placed in self._places(known):
@@ -181,6 +182,12 @@ class HFSource:
                 "that it is not tied to the embedding"
             )
         return {ours: self._presented_as(ours, stack) for ours, stack in stacks.items()}
+
+    def _known(self, name: str) -> str | None:
+        """The name by which the family knows a stored weight; None: of a part that is not run."""
+        known = name_without_sight(name) if sees(self.directory.config) else name
+        renamed = self.family.renamed
+        return known if known is None or renamed is None else renamed(self.config, known)
 
     def _places(self, name: str) -> Iterator[tuple[str, int, Placed]]:
         """Of every weight that a tensor holds: our name, its number in a stack, what is done to it.

@@ -12,7 +12,6 @@ Its experts are stored as [in, out], gate before up.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,17 +29,6 @@ DEFAULT_CHUNK = 8192
 DEFAULT_PERIOD = 4  # every so many layers, one sees all
 TEMPERATURE_SCALE, TEMPERATURE_LENGTH = 0.1, 8192
 EXPERTS_WITHOUT_HEAD_NORMS = 128  # Maverick
-
-OTHER_SIDES = re.compile(r"^(?:model\.)?(?:vision_\w+|multi_modal_projector)\.")
-
-
-def without_sight(config: Config, name: str) -> str | None:
-    """Names of the text model alone; None: of what sees."""
-    if OTHER_SIDES.match(name):
-        return None
-    if name.startswith("model.language_model."):
-        return name.replace("language_model.", "", 1)
-    return name.removeprefix("language_model.")
 
 
 def regular_period(config: Config, given: Sequence[int], period: object, what: str) -> object:
@@ -106,7 +94,6 @@ HF = HFFamily(
         ),
         f"{MIXTURE}.experts.down_proj": Placed("blk.{}.ffn_down_exps.weight", transposed=True),
     },
-    renamed=without_sight,
 )
 
 

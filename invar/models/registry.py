@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from invar.graph.graph import Graph, GraphError
 from invar.models.metadata import ConfigError, ModelSource, brief
 from invar.models.rope import ROPE_TENSORS
+from invar.models.text_side import TEXT_CONFIG, sees
 
 if TYPE_CHECKING:
     from invar.models.gguf_source import Fused
@@ -45,6 +46,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "deepseek_v3": "deepseek2_files.HF",
     "gemma": "gemma.HF",
     "gemma2": "gemma2.HF",
+    "gemma3": "gemma3.HF",
     "gemma3_text": "gemma3.HF",
     "glm": "glm4.HF_GLM",
     "glm4": "glm4.HF",
@@ -57,6 +59,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "llama4": "llama4.HF",
     "llama4_text": "llama4.HF",
     "mistral": "llama.HF",
+    "mistral3": "llama.HF",
     "mixtral": "llama.HF",
     "olmo2": "olmo2.HF",
     "phi3": "phi3.HF",
@@ -74,6 +77,9 @@ FUSED: Mapping[str, str] = {
     "phi3": "phi3.FUSED",
 }
 """Architectures whose GGUF files store several weights as one, besides `gguf_source.OF_ANY`."""
+
+SEEING = ("gemma3", "llama4", "mistral3")
+"""Model types that wrap a language model, with the family that this is of if it does not say."""
 
 ARCHITECTURE_KEY = "general.architecture"
 
@@ -113,6 +119,12 @@ def family_of(config: Config) -> HFFamily:
         raise ConfigError(f"config.json: model_type must be a string, found {brief(model_type)}")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"config.json: model_type {not_supported(model_type, MODEL_TYPES)}")
+    if model_type in SEEING and sees(config):
+        inner = config[TEXT_CONFIG].get("model_type", model_type)
+        if inner not in MODEL_TYPES:
+            wrong = not_supported(str(inner), MODEL_TYPES)
+            raise ConfigError(f"config.json: {TEXT_CONFIG}: model_type {wrong}")
+        model_type = inner
     family: HFFamily = named(MODEL_TYPES[model_type])
     return family
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden.families import family_directory
 from golden.tiny_models import TINY_MODELS, model_path
 
 from backends.batches import (
@@ -24,6 +25,7 @@ from invar.graph.fused import FusedGraph
 from invar.graph.graph import Attention
 from invar.graph.passes import merge, optimise, separate
 from invar.models import registry
+from invar.models.registry import open_directory
 from invar.weights.gguf import GGUFFile
 
 
@@ -57,6 +59,15 @@ def test_norms_behind_a_linear_stay() -> None:
     assert found["Add"] == 14
     assert found["LinearAdd"] == 0
     assert found["ApplyRope"] == found["Scale"] == 0
+
+
+def test_a_layer_of_gpt2_is_four_linears() -> None:
+    with open_directory(family_directory("gpt2")) as source:
+        found = kinds(optimise(registry.build(source)))
+    assert found["HeadsLinear"] == found["Activate"] == 2
+    assert found["LinearAdd"] == 4
+    assert found["Linear"] == 2 + 1
+    assert found["MergedLinear"] == found["StoreKV"] == 0
 
 
 def test_a_value_that_two_read_is_not_swallowed() -> None:

@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float32]
 FAMILIES = (
     *("qwen2", "qwen3", "gemma2", "smollm3", "granite", "olmo2", "gemma"),
     *("phi3", "phi4_mini", "glm4", "glm", "granite4", "granite4_nope"),
-    *("gpt2", "gpt_neox", "gpt_neox_serial"),
+    *("gpt2", "gpt_neox", "gpt_neox_serial", "gemma3_vision"),
 )
 
 NAMES = {
@@ -76,14 +76,16 @@ NEOX_NAMES = {
     r"gpt_neox\.layers\.(\d+)\.mlp\.dense_4h_to_h": r"blk.\1.ffn_down",
 }
 OWN_NAMES = {
+    "gemma3_vision": POST_NORMS,
     **{"gemma2": POST_NORMS, "olmo2": POST_NORMS, "glm4": GLM_POST_NORMS},
     **{"gpt2": GPT2_NAMES, "gpt_neox": NEOX_NAMES, "gpt_neox_serial": NEOX_NAMES},
 }
 OWN_ARCHITECTURES = {
     **{"phi4_mini": "phi3", "glm": "chatglm"},
     **{"gpt_neox": "gptneox", "gpt_neox_serial": "gptneox"},
-    **{"granite4": "granite", "granite4_nope": "granite"},
+    **{"granite4": "granite", "granite4_nope": "granite", "gemma3_vision": "gemma3"},
 }
+NOT_TEXT = ("model.vision_tower.", "model.multi_modal_projector.")
 PERMUTED = ("smollm3", "granite", "granite4", "granite4_nope")
 
 KEYS = {
@@ -123,6 +125,7 @@ GPT2_KEYS = {
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
 OWN_KEYS |= {"gpt2": GPT2_KEYS, "gpt_neox": NEOX_KEYS, "gpt_neox_serial": NEOX_KEYS}
+OWN_KEYS["gemma3_vision"] = {"attention.sliding_window": "sliding_window"}
 OWN_KEYS |= {"granite4": OWN_KEYS["granite"], "granite4_nope": OWN_KEYS["granite"]}
 # GGUF has no key for the query scale of Gemma 2, whose published models have the head size there.
 UNSAID = {"gemma2": {"attention.scale": 0.125}}
@@ -138,8 +141,10 @@ def family_directory(name: str) -> Path:
 
 
 def family_config(name: str) -> dict[str, Any]:
+    """Of the text model, where the model sees too."""
     config: dict[str, Any] = json.loads((family_directory(name) / "config.json").read_text())
-    return config
+    text: dict[str, Any] = config.get("text_config", config)
+    return text
 
 
 def family_golden(name: str) -> Golden:
@@ -166,7 +171,9 @@ def gguf_keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
     keys = KEYS | OWN_KEYS.get(name, {})
     found = {key: config[of] for key, of in keys.items() if config.get(of) is not None}
     found |= UNSAID.get(name, {})
-    if "rope_parameters" in config:
+    if name == "gemma3_vision":
+        found |= gemma3_rope(config)
+    elif "rope_parameters" in config:
         found["rope.freq_base"] = float(config["rope_parameters"]["rope_theta"])
         found |= partial_rotary(config) | longrope_keys(config)
     if name.startswith("granite4"):
@@ -174,6 +181,13 @@ def gguf_keys(name: str, config: dict[str, Any]) -> dict[str, Any]:
     if architecture_of(name) == "phi3":
         found["attention.sliding_window"] = config["sliding_window"] or 0
     return {f"{architecture_of(name)}.{key}": value for key, value in found.items()}
+
+
+def gemma3_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Layers with a window have the base that readers take where none is told."""
+    rope = config["rope_parameters"]["full_attention"]
+    scaling = {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    return {"rope.freq_base": rope["rope_theta"]} | scaling
 
 
 def partial_rotary(config: dict[str, Any]) -> dict[str, Any]:
@@ -205,9 +219,11 @@ def gguf_tensors(name: str, config: dict[str, Any]) -> dict[str, Floats]:
     file = SafetensorsFile(family_directory(name) / "model.safetensors")
     found = {}
     for tensor, info in file.tensors.items():
+        if tensor.startswith(NOT_TEXT):
+            continue
         values = file.raw(tensor).view(np.float16).astype(np.float32).reshape(info.shape)
-        ours = gguf_name(name, tensor)
-        if name in ("gemma", "gemma2") and ours.endswith("norm.weight"):
+        ours = gguf_name(name, tensor.replace("model.language_model.", "model."))
+        if name.startswith("gemma") and ours.endswith("norm.weight"):
             values = values + 1
         if name in PERMUTED and ours.split(".")[-2] in ("attn_q", "attn_k"):
             heads = "attention" if ours.split(".")[-2] == "attn_q" else "key_value"

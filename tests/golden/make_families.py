@@ -59,6 +59,14 @@ GRANITE4: dict[str, Any] = {
     **{"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 64},
     **{"layer_types": ["full_attention"] * 2, "mamba_n_heads": 4, "mamba_d_head": 16},
 }
+VISION: dict[str, Any] = {
+    **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+    **{"num_attention_heads": 1, "image_size": 16, "patch_size": 4},
+}
+ROPES_OF_GEMMA3: dict[str, Any] = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 NEOX: dict[str, Any] = {"num_attention_heads": 2, "layer_norm_eps": SHARED["rms_norm_eps"]}
 
 
@@ -105,6 +113,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox_serial": ("GPTNeoX", NEOX | {"rotary_pct": 0.5, "use_parallel_residual": False}),
     "granite4": ("GraniteMoeHybrid", GRANITE4 | {"position_embedding_type": "rope"}),
     "granite4_nope": ("GraniteMoeHybrid", GRANITE4),
+    "gemma3_vision": (
+        "Gemma3",  # whose text model is as the published ones
+        HEADS_OF_16
+        | {"num_hidden_layers": 6, "sliding_window": 9, "query_pre_attn_scalar": 16}
+        | {"vision_config": VISION, "rope_parameters": ROPES_OF_GEMMA3},
+    ),
 }
 
 
@@ -127,6 +141,10 @@ def fill(model: Any, seed: int) -> None:
 def make(name: str, seed: int) -> None:
     kind, shape = MODELS[name]
     shape = SHARED_GPT2 if kind == "GPT2" else SHARED | shape
+    if "vision_config" in shape:
+        inner = {key: value for key, value in shape.items() if key != "vision_config"}
+        shape = {"text_config": inner, "vision_config": shape["vision_config"]}
+        shape |= {"mm_tokens_per_image": 4, "tie_word_embeddings": True}
     config = getattr(transformers, f"{kind}Config")(**shape, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     fill(model, seed)
