@@ -49,6 +49,9 @@ def without_quotes(value: str) -> str:
 
 def closed(scanner: Scanner, closer: str) -> Reading[bool]:
     """Whether the end marker comes, perhaps after brackets too many."""
+    yield from scanner.skip()
+    if (yield from scanner.literal(closer)):  # which may begin with a bracket itself
+        return True
     yield from scanner.skip(BLANK + "}]")
     return (yield from scanner.literal(closer))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from invar.grammar.thoughts import Thoughts
 from invar.text.call_formats import say_json
-from invar.text.reply import Reply, ReplyFormat
+from invar.text.reply import CallFormat, Reply, ReplyFormat, attempt
 from invar.text.scanner import Reading, stops
 
 MAX_HEAD = 256  # characters
@@ -46,9 +47,12 @@ class HarmonyFormat(ReplyFormat):
     https://github.com/openai/harmony/blob/main/docs/format.md
     """
 
+    ends: ClassVar[tuple[str, ...]] = ENDS
+    head: ClassVar[re.Pattern[str]] = HEAD
+
     @property
     def markers(self) -> tuple[str, ...]:
-        return (CHANNEL, MESSAGE, START, "<|constrain|>", *ENDS)
+        return (CHANNEL, MESSAGE, START, "<|constrain|>", *self.ends)
 
     def thoughts(self, prompt_end: str, continued: str, takes_calls: bool) -> Thoughts | None:
         """All that stands before the content of the channel final."""
@@ -63,18 +67,18 @@ class HarmonyFormat(ReplyFormat):
             pieces: list[str] = []
             mark = reply.scanner.mark()
             end = yield from reply.scanner.until(
-                stops(MESSAGE, START, *ENDS), pieces.append, MAX_HEAD
+                stops(MESSAGE, START, *self.ends), pieces.append, MAX_HEAD
             )
             text = "".join(pieces)
             whole = end is not None or not (yield from reply.scanner.character())
-            if not whole or not HEAD.fullmatch(head + text):
+            if not whole or not self.head.fullmatch(head + text):
                 # A model that has left the protocol.
                 reply.scanner.rewind(mark)
                 reply.scanner.release()
                 if head == CHANNEL:
                     reply.say_content(head)
                 end = yield from reply.scanner.until(
-                    stops(CHANNEL, START, *ENDS), reply.say_content
+                    stops(CHANNEL, START, *self.ends), reply.say_content
                 )
                 head = CHANNEL if end == CHANNEL else ""
                 continue
@@ -84,7 +88,7 @@ class HarmonyFormat(ReplyFormat):
     def _body(self, reply: Reply, head: str) -> Reading[str]:
         """A message up to its end. Returns what the next head begins with."""
         channel, recipient = WHERE.search(head), RECIPIENT.search(head)
-        scanner, ends = reply.scanner, stops(*ENDS, START, CHANNEL)
+        scanner, ends = reply.scanner, stops(*self.ends, START, CHANNEL)
         if recipient is not None and reply.takes_calls:
             call = reply.start_call(recipient[1])
             end = yield from scanner.until(ends, lambda text: reply.say_arguments(call, text))
@@ -97,6 +101,59 @@ class HarmonyFormat(ReplyFormat):
         else:
             end = yield from scanner.until(ends, reply.say_content)
         return CHANNEL if end == CHANNEL else ""
+
+
+ADDRESSED_HEAD = re.compile(r"\s*(assistant)?(\s*to=[\w.\-]+)?\s*")
+ADDRESSEE = re.compile(r"\bto=([\w.\-]+)")
+TO_USER = " to=user<|message|>"
+ADDRESSED_THOUGHTS = Thoughts(
+    r"to=user<\|message\|>",
+    (
+        (r"\A|<\|start\|>assistant", TO_USER),
+        (r"<\|start\|>", "assistant" + TO_USER),
+        (r"<\|eom\|>", "<|start|>assistant" + TO_USER),
+        (r"to=user", MESSAGE),
+        (r"(\A|assistant)\s*to=[\w.\-]*", f"{MESSAGE}<|eom|><|start|>assistant{TO_USER}"),
+        ("", "<|eom|><|start|>assistant" + TO_USER),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class AddressedFormat(HarmonyFormat):
+    """Muse Glimmer: messages to itself are thoughts, those to a tool hold its call in tags.
+
+    https://github.com/ggml-org/llama.cpp/blob/master/models/templates/muse-glimmer.jinja
+    """
+
+    calls: CallFormat
+
+    ends: ClassVar[tuple[str, ...]] = ("<|eom|>", "<|eot|>")
+    head: ClassVar[re.Pattern[str]] = ADDRESSED_HEAD
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (MESSAGE, START, *self.ends, *self.calls.openers, *self.calls.closers)
+
+    def thoughts(self, prompt_end: str, continued: str, takes_calls: bool) -> Thoughts | None:
+        begun = TO_USER.lstrip() in prompt_end.rpartition(START)[2]
+        return None if begun else ADDRESSED_THOUGHTS
+
+    def _body(self, reply: Reply, head: str) -> Reading[str]:
+        recipient, scanner = ADDRESSEE.search(head), reply.scanner
+        whom = "user" if recipient is None else recipient[1]
+        if whom == "self":
+            reply.begin_reasoning()
+            yield from scanner.until(stops(*self.ends, START), reply.say_reasoning)
+            reply.end_reasoning()
+            return ""
+        openers = self.calls.openers if whom != "user" and reply.takes_calls else ()
+        while True:
+            end = yield from scanner.until(stops(*self.ends, START, *openers), reply.say_content)
+            if end is None or end not in openers:
+                return ""
+            if not (yield from attempt(reply, [self.calls], end)):
+                reply.say_content(end)
 
 
 @dataclass(frozen=True)

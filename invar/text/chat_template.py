@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -238,6 +239,18 @@ class _Conversation:
         self.kwargs = guarded(self.kwargs, shield.guard)
 
 
+def firefunction_variables(tools: list[Any] | None, now: datetime | None) -> dict[str, str]:
+    """Tools as a text, and the time: what Firefunction's template asks for.
+
+    https://github.com/ggml-org/llama.cpp/blob/b6000/common/chat.cpp (firefunction_v2)
+    """
+    time = now or datetime.now(UTC)
+    return {
+        "functions": json.dumps(tools, indent=2, ensure_ascii=False) if tools else "",
+        "datetime": f"{time:%b %d %Y %H:%M:%S} GMT",
+    }
+
+
 class _Layouts:
     """A template with what has been found out about the forms of input it can read."""
 
@@ -270,6 +283,8 @@ class _Layouts:
         if tools is None:
             # Some loop over `tools` unasked: an undefined variable is empty, None is not.
             attempts.append({name: value for name, value in base.items() if name != "tools"})
+        if "functions" in self.template.source:
+            attempts.append({**firefunction_variables(tools, now), **base})
         first_error: Exception | None = None
         for attempt in attempts:
             try:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from invar.text.call_formats import BareKeyCalls, HeadedCalls, JsonCalls, PythonCalls, Tags
-from invar.text.channel_formats import HarmonyFormat, RecipientFormat
+from invar.text.channel_formats import AddressedFormat, HarmonyFormat, RecipientFormat
+from invar.text.element_calls import ElementCalls
 from invar.text.reply import CallFormat, ReasoningMarkers, ReplyFormat
 
 
@@ -85,6 +86,14 @@ LLAMA_PYTHON = PythonCalls(
     openers=("<|python_start|>", "<|python_tag|>"), close="<|python_end|>", bare="["
 )
 HERMES = json_tags("tool_call")
+MINIMAX_MARK = "]<]minimax[>["
+MINIMAX_M3 = ElementCalls(
+    section=(f"{MINIMAX_MARK}<tool_call>", f"{MINIMAX_MARK}</tool_call>"),
+    open=f'{MINIMAX_MARK}<invoke name="',
+    head_ends=('">',),
+    close=f"{MINIMAX_MARK}</invoke>",
+    mark=MINIMAX_MARK,
+)
 
 CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
     "hermes": (HERMES,),
@@ -114,11 +123,11 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
         HERMES,
     ),
     "granite-20b-fc": (JsonCalls(openers=("<function_call>",)),),
+    "firefunction": (JsonCalls(openers=("functools",)),),
     "phi4_mini_json": (
         JsonCalls(openers=("<|tool_call|>",), close="<|/tool_call|>"),
         JsonCalls(openers=("functools",)),
     ),
-    "firefunction": (JsonCalls(openers=("functools",)),),
     "kimi_k2": (
         HeadedCalls(
             section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
@@ -144,9 +153,12 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
         ),
     ),
     "minimax_m2": (named_tags("invoke", "parameter", "minimax:tool_call"),),
+    "minimax_m3": (MINIMAX_M3,),
     "minicpm5": (named_tags("function", "param", cdata=True),),
     "cohere": (JsonCalls(openers=("<|START_ACTION|>",), close="<|END_ACTION|>"),),
-    "command_r_plus": (JsonCalls(openers=("Action: ```json", "Action:```json"), close="```"),),
+    "command_r_plus": (
+        JsonCalls(openers=("Action: ```json", "Action:```json", "Action:\n```json"), close="```"),
+    ),
     "functionary_v31": (HeadedCalls(open="<function=", head_ends=(">",), close="</function>"),),
     "lfm2": (PythonCalls(openers=("<|tool_call_start|>",), close="<|tool_call_end|>"),),
     "gemma4": (BareKeyCalls(open="<|tool_call>", close="<tool_call|>", quote='<|"|>'),),
@@ -181,6 +193,9 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
 WHOLE_FORMATS: dict[str, ReplyFormat] = {
     "openai": HarmonyFormat(),
     "functionary_v32": RecipientFormat(),
+    "muse_glimmer": AddressedFormat(
+        named_tags("atem:invoke", "atem:parameter", "atem:function_calls")
+    ),
 }
 # Other names of vLLM (vllm/tool_parsers/__init__.py) and SGLang
 # (python/sglang/srt/function_call/function_call_parser.py).
@@ -215,6 +230,8 @@ ALIASES = {
     "gpt-oss": "openai",
     "harmony": "openai",
     "solar": "solar_open",
+    "minimax-m3": "minimax_m3",
+    "muse": "muse_glimmer",
     "llama": "llama3_json",
     "gemma": "gemma4",
     "fireworks": "firefunction",
@@ -242,6 +259,9 @@ REASONING: dict[str, ReasoningMarkers] = {
     "seed_oss": ReasoningMarkers("<seed:think>", "</seed:think>"),
     "minimax_m3": ReasoningMarkers("<mm:think>", "</mm:think>"),
     "hy3": ReasoningMarkers("<think:opensource>", "</think:opensource>"),
+    "solar_open": ReasoningMarkers(
+        "<|think|>", "<|end|>", dropped=("<|begin|>assistant", "<|content|>")
+    ),
     "apriel": ReasoningMarkers(
         "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", dropped=("[END FINAL RESPONSE]",)
     ),
@@ -284,7 +304,9 @@ SIGNS: tuple[tuple[str, str], ...] = (
     ("llama3_json", "<|python_tag|>"),
     ("hermes", "<tool_call>"),
 )
-# The same for thoughts.
+# The same for thoughts, but for those that calls of the same family betray.
 REASONING_SIGNS: tuple[tuple[str, str], ...] = tuple(
-    (name, markers.start) for name, markers in REASONING.items() if not markers.opened
+    (name, markers.start)
+    for name, markers in REASONING.items()
+    if not markers.opened and name != "solar_open"
 )

@@ -158,6 +158,9 @@ class MarkedFormat(ReplyFormat):
             thinks = yield from reply.scanner.literal(thoughts.start)
         if thinks:
             yield from self._think(reply, openers)
+        elif thoughts is not None:
+            # Some say so that they do not think.
+            yield from wholly(reply.scanner, first_marker(reply, thoughts.end))
         if reply.keeps_content:
             yield from reply.scanner.until(stops(), reply.say_content)
             return
@@ -231,6 +234,12 @@ class MarkedFormat(ReplyFormat):
         reply.scanner.release()
 
 
+def first_marker(reply: Reply, marker: str) -> Reading[bool]:
+    """Whether a reply begins with a marker."""
+    yield from reply.scanner.skip()
+    return (yield from reply.scanner.literal(marker))
+
+
 def attempt(reply: Reply, forms: Sequence[CallFormat], opener: str) -> Reading[bool]:
     """Whether calls stand here. If not, nothing after the opener has been read."""
     for form in forms:
@@ -271,6 +280,7 @@ class Reply:
         self._events: list[Event] = []
         self._calls = 0
         self.complete_calls = 0
+        self.called = ""  # the tool of the call that is being read
         self._blank = ""  # held back: blanks before a call are no content
         self._content_begun = form is None
         self._thought: list[tuple[int, int | None]] = []  # begin and end, in characters
@@ -350,6 +360,7 @@ class Reply:
         self.scanner.release()
         self._blank = ""
         index, self._calls = self._calls, self._calls + 1
+        self.called = name
         if self._tells(index):
             self._events.append(CallStart(index, call_id or self._new_id(index), name))
         return index

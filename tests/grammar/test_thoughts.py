@@ -16,7 +16,8 @@ from grammar.test_guided import PERSON, alone, engine, guided
 from grammar.vocabulary import EOS, TOKENS, TinyTokenizer, text_of
 from invar.grammar.thoughts import Phase, Rules, Thoughts
 from invar.grammar.vocabulary import RawVocabulary
-from invar.text.channel_formats import HARMONY_THOUGHTS
+from invar.text.channel_formats import ADDRESSED_THOUGHTS, HARMONY_THOUGHTS
+from invar.text.model_formats import WHOLE_FORMATS
 
 END = "</th>"  # three tokens: "<", "/", "th", ">" is a fourth
 BEGUN = Thoughts(re.escape(END), (("", END),))
@@ -270,3 +271,36 @@ def test_channels_are_led_to_the_final_one_from_anywhere(pieces: list[str]) -> N
     message = read(HarmonyFormat(), text, None, "<|start|>assistant")
     assert message.content == '{"a": 1}'
     assert message.reasoning == ("a" if "a" in pieces else "")
+
+
+ADDRESSED = ["<|message|>", "a", "<|eom|>", "<|start|>", "assistant", " to=self", " to=user",
+             " to=weather"]  # fmt: skip
+
+
+@pytest.mark.parametrize("pieces", [
+    [], [" to=self"], [" to=self", "<|message|>"], [" to=self", "<|message|>", "a"],
+    [" to=self", "<|message|>", "a", "<|eom|>"], [" to=user"], [" to=weather"],
+    [" to=self", "<|message|>", "a", "<|eom|>", "<|start|>"],
+    [" to=self", "<|message|>", "a", "<|eom|>", "<|start|>", "assistant"],
+    [" to=self", "<|message|>", "a", "<|eom|>", "<|start|>", "assistant", " to=weather"],
+])  # fmt: skip
+def test_messages_are_led_to_the_user_from_anywhere(pieces: list[str]) -> None:
+    from invar.text.reply_detection import read
+
+    place = walk(ADDRESSED_THOUGHTS, pieces, ADDRESSED)
+    assert place.phase is Phase.THINKING
+    closing = walk_closing(pieces)
+    assert walk(ADDRESSED_THOUGHTS, [*pieces, *closing[:-1]], ADDRESSED).phase is Phase.THINKING
+    assert walk(ADDRESSED_THOUGHTS, [*pieces, *closing], ADDRESSED).phase is Phase.ENDED
+    form, prompt = WHOLE_FORMATS["muse_glimmer"], "<|start|>assistant"
+    said = "".join([*pieces, *closing, "{}<|eot|>"])
+    message = read(form, said, None, prompt)
+    assert message.content == "{}"
+    assert message.reasoning == ("a" if "a" in pieces else "")
+
+
+def walk_closing(pieces: list[str]) -> list[str]:
+    """What ends the thoughts there."""
+    place = walk(ADDRESSED_THOUGHTS, pieces, ADDRESSED)
+    rules = Rules(dataclasses.replace(ADDRESSED_THOUGHTS, budget=0), raw(ADDRESSED), None)
+    return [ADDRESSED[one] for one in dataclasses.replace(place, rules=rules).bounded().closing]

@@ -75,6 +75,24 @@ def invoke(prefix: str, section: str, kind: str = "") -> str:
     )
 
 
+def elements(*members: tuple[str, Any]) -> str:
+    mark = "]<]minimax[>["
+
+    def inside(value: Any) -> str:
+        if isinstance(value, dict):
+            return "".join(element(key, one) for key, one in value.items())
+        if isinstance(value, list):
+            return "".join(element("item", one) for one in value)
+        return str(value)
+
+    def element(name: str, value: Any) -> str:
+        return f"{mark}<{name}>{inside(value)}{mark}</{name}>"
+
+    arguments = "".join(element(name, value) for name, value in members)
+    call = f'{mark}<invoke name="weather">{arguments}{mark}</invoke>\n'
+    return f"{mark}<tool_call>\n{call}{mark}</tool_call>"
+
+
 def sample(name: str, text: str, calls: Any, content: str = "", **more: Any) -> Sample:
     form = form_of(more.pop("form", name), more.pop("thinks", "think"))
     return Sample(f"{name}-{len(text)}", form, text, tuple(calls), content, **more)
@@ -312,6 +330,44 @@ SAMPLES = [
         .replace("<x>", "<minimax:tool_call>")
         .replace("</x>", "</minimax:tool_call>"),
         (("weather", TAGGED), ("now", "{}")),
+    ),
+    sample(
+        "minimax_m3",
+        elements(
+            ("city", 'P<b>a</b> "r"'),
+            ("days", "3"),
+            ("exact", "true"),
+            ("near", ["x", "y"]),
+            ("opt", {"a": "1", "b": ["2"]}),
+        ),
+        (
+            (
+                "weather",
+                '{"city": "P<b>a</b> \\"r\\"", "days": 3, "exact": true, '
+                '"near": ["x", "y"], "opt": {"a": 1, "b": [2]}}',
+            ),
+        ),
+        thinks="minimax_m3",
+    ),
+    sample(
+        "minimax_m3",
+        f"</mm:think>Hi{elements()}",
+        (("weather", "{}"),),
+        "Hi",
+        thinks="minimax_m3",
+    ),
+    sample(
+        "muse_glimmer",
+        " to=self<|message|>Hm<|eom|><|start|>assistant to=weather<|message|>"
+        + invoke("atem:", "function_calls").replace("</atem:function_calls>", "")
+        + "</atem:function_calls><|eom|><|start|>assistant to=user<|message|>Done <i>.",
+        (("weather", TAGGED), ("now", "{}")),
+        "Done <i>.",
+        reasoning="Hm",
+        prompt_end="<|start|>assistant",
+    ),
+    sample(
+        "muse_glimmer", " to=user<|message|>Hi<|eot|>", (), "Hi", prompt_end="<|start|>assistant"
     ),
     sample(
         "minicpm5",
