@@ -7,10 +7,12 @@ has already is used where it lies.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,6 +54,9 @@ EXPLANATIONS = {  # by the names of huggingface_hub's errors
 }
 
 
+Got = Callable[[int], None]  # hears how many bytes of a file are there
+
+
 @dataclass(frozen=True)
 class HubName:
     """`hf:org/name[@revision][:file or quantization]`, or `modelscope:…`."""
@@ -81,7 +86,7 @@ class Hub(Protocol):
 
     def files(self) -> list[HubFile]: ...
 
-    def download(self, file: HubFile, folder: Path, progress: Progress) -> Path:
+    def download(self, file: HubFile, folder: Path, got: Got) -> Path:
         """The file in `folder`, under its name; what is there of it is not fetched again."""
 
 
@@ -125,11 +130,35 @@ class HuggingFace:
             for s in info.siblings or []
         ]
 
-    def download(self, file: HubFile, folder: Path, progress: Progress) -> Path:
-        path = self.library.hf_hub_download(
-            self.name.repository, file.name, revision=self.commit, local_dir=folder
+    def download(self, file: HubFile, folder: Path, got: Got) -> Path:
+        fetch, options = self.library.hf_hub_download, {}
+        if "tqdm_class" in inspect.signature(fetch).parameters:  # else the library shows its own
+            options["tqdm_class"] = partial(FileBar, got)
+        path = fetch(
+            self.name.repository, file.name, revision=self.commit, local_dir=folder, **options
         )
         return Path(path)
+
+
+class FileBar:
+    """What `huggingface_hub` takes for a bar of tqdm: it says how much of a file is there."""
+
+    def __init__(self, got: Got, *, total: int | None = None, initial: int = 0, **_: Any) -> None:
+        self.got, self.total, self.n = got, total, initial
+        got(initial)
+
+    def update(self, count: int = 1) -> None:
+        self.n += count
+        self.got(self.n)
+
+    def refresh(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> FileBar:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 def pull_hub(name: HubName, slot: CacheSlot, progress: Progress) -> Path:
@@ -191,7 +220,11 @@ def download_all(
     done_bytes = 0
     for file in files:
         progress("downloading", done_bytes, total_bytes)
-        path = hub.download(file, folder, progress)
+
+        def got(count: int, before: int = done_bytes) -> None:
+            progress("downloading", before + count, total_bytes)
+
+        path = hub.download(file, folder, got)
         staged.append((path, checked_sum(name, file, path, progress)))
         done_bytes += file.size_bytes or 0
     return staged

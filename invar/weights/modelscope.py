@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from invar.weights.hub import HubFile
-from invar.weights.model_cache import COPY_BYTES, ModelSourceError, Progress
+from invar.weights.hub import Got, HubFile
+from invar.weights.model_cache import COPY_BYTES, ModelSourceError
 
 DEFAULT_ENDPOINT = "https://modelscope.cn"
 DEFAULT_REVISION = "master"
@@ -42,7 +41,7 @@ class ModelScope:
             if entry.get("Type") != "tree"
         ]
 
-    def download(self, file: HubFile, folder: Path, progress: Progress) -> Path:
+    def download(self, file: HubFile, folder: Path, got: Got) -> Path:
         target = folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + UNFINISHED)
@@ -51,7 +50,9 @@ class ModelScope:
             with self._open("", done, Revision=self.revision, FilePath=file.name) as answer:
                 resumed = answer.status == 206
                 with partial.open("ab" if resumed else "wb") as out:
-                    shutil.copyfileobj(answer, out, COPY_BYTES)
+                    while chunk := answer.read(COPY_BYTES):
+                        out.write(chunk)
+                        got(out.tell())
             if file.size_bytes is not None and partial.stat().st_size < file.size_bytes:
                 raise ModelSourceError(
                     f"modelscope:{self.repository}: {file.name}: the connection ended early; pull "

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_secret"
@@ -41,6 +45,7 @@ def commit_of(revision: str) -> str:
 class LocalHub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)  # method, path and range of each
+    altered: set[str] = field(default_factory=set)  # files that come with other bytes than listed
     cut_once: set[str] = field(default_factory=set)  # files whose first download breaks off
     url: str = ""
 
@@ -125,6 +130,8 @@ class Handler(BaseHTTPRequestHandler):
             self.content(query["FilePath"], files[query["FilePath"]], "")
 
     def content(self, file: str, content: bytes, commit: str) -> None:
+        if file in self.hub.altered:
+            content = content[:-1] + bytes([content[-1] ^ 1])
         asked = self.headers.get("Range", "")
         begin = int(asked.removeprefix("bytes=").split("-")[0]) if asked else 0
         self.send_response(206 if asked else 200)
@@ -172,3 +179,33 @@ def local_hub() -> Iterator[LocalHub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+# ---------------------------------------------------------------- the command beside it
+
+
+def environment(hub: LocalHub, home: Path, **more: str) -> dict[str, str]:
+    """Of a user whose hub is this one, and whose caches are below `home`."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own |= {"HF_ENDPOINT": hub.url, "MODELSCOPE_DOMAIN": hub.url, "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HOME": str(home / "hf"), "INVAR_CACHE": str(home / "invar")}
+    return own | {"PYTHONPATH": ":".join(sys.path)} | more
+
+
+def invar(hub: LocalHub, home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "invar.cli.main", *words]
+    return subprocess.run(
+        command, env=environment(hub, home, **more), capture_output=True, text=True, cwd=home
+    )
+
+
+def pulled(result: subprocess.CompletedProcess[str]) -> Path:
+    assert result.returncode == 0, result.stderr
+    return Path(result.stdout.strip())
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1
+    line = result.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    return line

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from golden.hf_form import write_hf_directory
 from golden.tiny_models import model_path
-from weights.hub_server import TOKEN, LocalHub, commit_of, local_hub, repository
+from weights.hub_server import (
+    TOKEN,
+    LocalHub,
+    commit_of,
+    invar,
+    local_hub,
+    pulled,
+    refused,
+    repository,
+)
 
 from invar.weights.hf_directory import INDEX, HFDirectory
 from invar.weights.hub import HubName, directory_files
@@ -32,29 +37,6 @@ def hub(tmp_path: Path) -> Iterator[LocalHub]:
             "org/pickled": repository({"config.json": b"{}", "pytorch_model.bin": b"\x80\x02"}),
         }
         yield hub
-
-
-def invar(
-    hub: LocalHub, home: Path, *words: str, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    own |= {"HF_ENDPOINT": hub.url, "MODELSCOPE_DOMAIN": hub.url, "HF_HUB_DISABLE_XET": "1"}
-    own |= {"HF_HOME": str(home / "hf"), "INVAR_CACHE": str(home / "invar")}
-    own |= {"PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-m", "invar.cli.main", *words]
-    return subprocess.run(command, env=own | environment, capture_output=True, text=True, cwd=home)
-
-
-def pulled(result: subprocess.CompletedProcess[str]) -> Path:
-    assert result.returncode == 0, result.stderr
-    return Path(result.stdout.strip())
-
-
-def refused(result: subprocess.CompletedProcess[str]) -> str:
-    assert result.returncode == 1
-    line = result.stderr.strip().splitlines()[-1]
-    assert "Traceback" not in result.stderr
-    return line
 
 
 def test_a_directory_is_pulled_whole_and_served_offline(hub: LocalHub, tmp_path: Path) -> None:
@@ -78,28 +60,6 @@ def test_other_files_of_a_tokenizer_are_pulled_where_there_is_no_tokenizer_json(
     assert set(directory_files(name, names)) == {*names} - {"x.bin"}
     found = directory_files(name, [*names, "tokenizer.json"])
     assert set(found) == {"config.json", "tokenizer.json", "model.safetensors"}
-
-
-def test_article_09_a_file_into_a_folder(hub: LocalHub, tmp_path: Path) -> None:
-    words = ("pull", "org/quants", "m-Q8_0.gguf", "--local-dir", "./models")
-    path = tmp_path / pulled(invar(hub, tmp_path, *words))
-    assert path == tmp_path / "models" / "m-Q8_0.gguf"
-    expected = hub.repositories["org/quants"].files["m-Q8_0.gguf"]
-    assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(expected).digest()
-    wrong = invar(hub, tmp_path, "pull", "org/quants", "x.gguf", "--local-dir", "./models")
-    assert "has no x.gguf (there are: m-Q8_0.gguf)" in refused(wrong)
-
-
-def test_a_broken_download_is_resumed(hub: LocalHub, tmp_path: Path) -> None:
-    """Of a file larger than the 10 MiB that the library writes at a time."""
-    content = bytes(24 << 20)
-    hub.repositories["org/large"] = repository({"x.gguf": content})
-    hub.cut_once = {"x.gguf"}
-    words = ("pull", "org/large", "x.gguf", "--local-dir", "models")
-    first = invar(hub, tmp_path, *words)
-    path = tmp_path / pulled(first if first.returncode == 0 else invar(hub, tmp_path, *words))
-    assert path.read_bytes() == content
-    assert any("bytes=" in line for line in hub.requests)
 
 
 def test_a_gated_repository_says_what_to_do(hub: LocalHub, tmp_path: Path) -> None:
