@@ -183,6 +183,17 @@ def pack(
     threads: int,
     isa: str = "",
 ) -> None: ...
+def unpack_codes(
+    words: npt.NDArray[np.int32],
+    layout: str,
+    bits: int,
+    k: int,
+    order: npt.NDArray[np.int32] | None,
+    out: Bytes,
+    header: int,
+    block_bytes: int,
+    threads: int,
+) -> None: ...
 def encode_rows(
     raw: Bytes, k: int, source: str, target: str, threads: int, isa: str = ""
 ) -> Bytes: ...

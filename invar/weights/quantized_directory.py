@@ -150,9 +150,8 @@ class QuantizedDirectory:
         points = layouts.awq_unpacked(self._words(zeros)).T.astype(np.int32)
 
         def rows() -> Bytes:
-            codes = np.ascontiguousarray(layouts.awq_unpacked(self._words(words)).T)
             halves = self._halves(self._floats(scales).T, stem)
-            return layouts.group_rows(layouts.nibble_bytes(codes), bits, halves, points)
+            return layouts.group_rows(self._words(words), "awq", bits, halves, points)
 
         return self._made_of(stem, (n, k), layouts.group_kind(bits, points), names, rows)
 
@@ -180,9 +179,8 @@ class QuantizedDirectory:
         points = None if symmetric else stored
 
         def rows() -> Bytes:
-            codes = layouts.gptq_columns(self._words(words))
             halves = self._halves(self._floats(scales).T, stem)
-            return layouts.group_rows(codes, bits, halves, points, order)
+            return layouts.group_rows(self._words(words), "gptq", bits, halves, points, order)
 
         kind = layouts.group_kind(bits, points)
         return self._made_of(stem, (n, k), kind, tuple(names), rows, order=order)
@@ -214,9 +212,8 @@ class QuantizedDirectory:
         order = self._order(f"{stem}.weight_g_idx", k, groups, names)
 
         def rows() -> Bytes:
-            codes = np.ascontiguousarray(self._words(words)).view(np.uint8).reshape(n, -1)
             halves = self._halves(self._floats(scales), stem)
-            return layouts.group_rows(codes, bits, halves, points, order)
+            return layouts.group_rows(self._words(words), "rows", bits, halves, points, order)
 
         kind = layouts.group_kind(bits, points)
         return self._made_of(stem, (n, k), kind, tuple(names), rows, order=order)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from invar import _native
 from invar.weights.formats import FormatError, QuantType
 from invar.weights.row_formats import FP8_K, fp8_scales
 
@@ -52,19 +53,6 @@ def awq_unpacked(words: Words) -> Bytes:
     return codes.reshape(len(words), -1)
 
 
-def gptq_columns(words: Words) -> Bytes:
-    """int32 `[k / per, n]` to bytes of codes along k, `[n, k * bits / 8]`."""
-    rows, columns = words.shape
-    data = np.ascontiguousarray(words).view(np.uint8).reshape(rows, columns, 4)
-    return np.ascontiguousarray(data.swapaxes(0, 1)).reshape(columns, -1)
-
-
-def nibble_bytes(codes: Bytes) -> Bytes:
-    """Codes along k to bytes of two, low nibble first."""
-    packed: Bytes = codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
-    return packed
-
-
 def block_nibbles(pairs: Bytes) -> Bytes:
     """Bytes with neighbours of k, low nibble first, `[…, k / 2]`, to blocks as GGML has them,
     `[…, k / 32, 16]`: code i of a block low, code i + 16 high."""
@@ -93,7 +81,8 @@ def group_kind(bits: int, zeros: npt.NDArray[np.int32] | None) -> QuantType:
 
 
 def group_rows(
-    codes: Bytes,
+    words: Words,
+    layout: str,
     bits: int,
     halves: npt.NDArray[np.float16],
     zeros: npt.NDArray[np.int32] | None,
@@ -101,39 +90,31 @@ def group_rows(
 ) -> Bytes:
     """Rows of `group_kind(bits, zeros)`, `[n, row_bytes]`.
 
-    codes: `[n, k * bits / 8]`, along k, of two the low nibble first. halves and zeros:
-    `[n, groups]`, a group being a whole number of blocks. order: the place in codes of each column
-    of the rows, `[k]`; None: the same.
+    words: as the layout "awq", "gptq" or "rows" (of compressed-tensors) has them. halves and
+    zeros: `[n, groups]`, a group being a whole number of blocks. order: the place in k of each
+    column of the rows, `[k]`; None: its own.
     """
-    if order is not None:
-        codes = codes_in_order(codes, bits, order)
     kind = group_kind(bits, zeros)
-    n, blocks = len(codes), codes.shape[1] * 8 // bits // BLOCK
+    n = len(halves)
+    k = words.size * 32 // bits // n
+    blocks = k // BLOCK
     per_group = blocks // halves.shape[1]
     rows = np.empty((n, blocks, kind.block_bytes), np.uint8)
     scales = np.repeat(halves, per_group, axis=1)
     rows[..., :2] = scales[..., None].view(np.uint8)
-    at = 2
+    header = 2
     if kind is QuantType.INT4_ZP and zeros is not None:
         rows[..., 2] = np.repeat(zeros, per_group, axis=1)
-        at = 3
+        header = 3
     elif kind is QuantType.INT8_ZP and zeros is not None:
         middles = np.repeat((zeros - 128).astype(np.float16), per_group, axis=1)
         rows[..., 2:4] = middles[..., None].view(np.uint8)
-        at = 4
-    if bits == 4:
-        rows[..., at:] = block_nibbles(codes)
-    else:
-        np.bitwise_xor(codes.reshape(n, blocks, BLOCK), np.uint8(0x80), out=rows[..., at:])
-    return rows.reshape(n, -1)
-
-
-def codes_in_order(codes: Bytes, bits: int, order: npt.NDArray[np.int32]) -> Bytes:
-    """codes: `[n, k * bits / 8]`, as in `group_rows`."""
-    if bits == 8:
-        return codes[:, order]
-    single = np.stack([codes & np.uint8(15), codes >> np.uint8(4)], axis=-1)
-    return nibble_bytes(single.reshape(len(codes), -1)[:, order])
+        header = 4
+    flat = rows.reshape(n, -1)
+    threads = _native.cpu_info()["usable_cores"]
+    words = np.ascontiguousarray(words)
+    _native.unpack_codes(words, layout, bits, k, order, flat, header, kind.block_bytes, threads)
+    return flat
 
 
 def fp8_rows(codes: Bytes, scales: Floats, block_rows: int, block_columns: int) -> Bytes:

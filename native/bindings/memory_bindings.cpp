@@ -13,6 +13,7 @@
 #include "runtime/checksum.h"
 #include "runtime/memory.h"
 #include "runtime/threads.h"
+#include "runtime/unpack.h"
 
 namespace invar::bindings {
 namespace {
@@ -128,6 +129,56 @@ nb::ndarray<nb::numpy, uint8_t> encode_rows(nb::handle raw, int64_t k, const std
   return out;
 }
 
+CodeOrder code_order(const std::string& name) {
+  if (name == "gptq") return CodeOrder::gptq;
+  if (name == "awq") return CodeOrder::awq;
+  if (name == "rows") return CodeOrder::rows;
+  throw std::invalid_argument("order of codes '" + name + "' is not known (gptq, awq, rows)");
+}
+
+// Codes of words int32 [rows, columns] into the blocks of `out` [n, row_bytes], on all threads.
+void unpack_codes(nb::handle words, const std::string& layout, int bits, int64_t k,
+                  nb::object order, nb::handle out, int64_t header, int64_t block_bytes,
+                  int threads) {
+  const auto from = view<const int32_t, 2>(words, "words");
+  const auto rows = view<uint8_t, 2>(out, "out");
+  const int64_t n = rows.shape[0];
+  PackedCodes codes{
+      reinterpret_cast<const uint32_t*>(from.data), code_order(layout), bits, n, k, nullptr};
+  const bool is_awq = codes.layout == CodeOrder::awq;
+  if ((bits != 4 && (bits != 8 || is_awq)) || k < 1 || k % 32 || (is_awq && n % 8) || header < 0 ||
+      header + 4 * bits > block_bytes || rows.shape[1] != k / 32 * block_bytes) {
+    throw std::invalid_argument("unpack_codes: codes or blocks that do not fit together");
+  }
+  const int64_t in_words = k * bits / 32;
+  const bool down = codes.layout == CodeOrder::gptq;
+  if (from.shape[0] != (is_awq ? k
+                        : down ? in_words
+                               : n) ||
+      from.shape[1] != (is_awq ? n / 8
+                        : down ? n
+                               : in_words)) {
+    throw std::invalid_argument("unpack_codes: words of another shape");
+  }
+  if (!order.is_none()) {
+    const auto places = view<const int32_t, 1>(order, "order");
+    const auto is_place = [k](int32_t place) { return place >= 0 && place < k; };
+    if (places.shape[0] != k || !std::all_of(places.data, places.data + k, is_place)) {
+      throw std::invalid_argument("unpack_codes: an order of other columns");
+    }
+    codes.order = places.data;
+  }
+  constexpr int64_t kRows = 128;  // at a time: whole cache lines of the words of a row of AWQ
+  const BlockRows to{rows.data, rows.shape[1], block_bytes, header};
+  std::atomic<int64_t> next{0};
+  const nb::gil_scoped_release release;
+  ThreadPool::instance().run(threads, [&](int) {
+    for (int64_t first = next++ * kRows; first < n; first = next++ * kRows) {
+      unpack_rows(codes, first, std::min(n, first + kRows), to);
+    }
+  });
+}
+
 }  // namespace
 
 void bind_memory(nb::module_& module) {
@@ -150,6 +201,9 @@ void bind_memory(nb::module_& module) {
              nb::arg("threads"), nb::arg("isa") = "");
   module.def("encode_rows", &encode_rows, nb::arg("raw"), nb::arg("k"), nb::arg("source"),
              nb::arg("target"), nb::arg("threads"), nb::arg("isa") = "");
+  module.def("unpack_codes", &unpack_codes, nb::arg("words"), nb::arg("layout"), nb::arg("bits"),
+             nb::arg("k"), nb::arg("order").none(), nb::arg("out"), nb::arg("header"),
+             nb::arg("block_bytes"), nb::arg("threads"));
   module.def("panel_bytes", [](const std::string& format, int64_t k) {
     return panel_bytes(weight_format(format), k);
   });

@@ -225,6 +225,8 @@ FORMS: dict[str, Form] = {
     "gptq 8 32": group_form("gptq", 32, 8),
     "gptq 8 all sym": group_form("gptq", -1, 8, True),
     "gptq 4 32 act": group_form("gptq", 32, order=order_of_input),
+    "gptq 4 64": group_form("gptq", 64),
+    "gptq 4 64 act": group_form("gptq", 64, order=order_of_input),
     "gptq 8 32 act": group_form("gptq", 32, 8, order=order_of_input),
     "gptq 4 all act": group_form("gptq", -1, order=order_of_input),
     "gptq 4 32 sym act apart": group_form("gptq", 32, 4, True, order_of_its_own),
