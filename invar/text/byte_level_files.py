@@ -13,7 +13,6 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from invar.text.errors import TokenizerError
@@ -132,8 +131,9 @@ def from_ranks(files: TextFiles, data: bytes) -> TextFiles:
             f"{DECODER}; give a tokenizer that has {FILE} (--tokenizer DIRECTORY)"
         )
     ranks = read_ranks(data)
-    vocab = {byte_level_text(token): rank for token, rank in ranks.items()}
-    merges = [[byte_level_text(part) for part in pair] for pair in merges_of(ranks)]
+    spelled = {token: byte_level_text(token) for token in ranks}
+    vocab = {spelled[token]: rank for token, rank in ranks.items()}
+    merges = [[spelled[left], spelled[right]] for left, right in merges_of(ranks)]
     tokenizer = byte_level(ByteLevelKind("llama-bpe"), vocab, merges)
     tokenizer["added_tokens"] = added_tokens(files, vocab, set())
     return completed(files, tokenizer, {"add_bos_token": True})
@@ -155,24 +155,10 @@ def read_ranks(data: bytes) -> dict[bytes, int]:
 
 
 def merges_of(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """In the order of what they yield: a token's own last merge, since whatever lies below its
-    rank has been merged by then."""
+    """All pairs that yield a token, in the order of what they yield: in a text the pair of least
+    rank is merged first, whatever its parts are."""
     merges = []
     for token in sorted(ranks, key=ranks.__getitem__):
-        parts = last_two(token, ranks)
-        if parts is not None:
-            merges.append(parts)
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        merges += [(left, right) for left, right in pairs if left in ranks and right in ranks]
     return merges
-
-
-def last_two(token: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes] | None:
-    """What is left of a token, merged by all ranks below its own; None: not two tokens."""
-    parts, own = [token[i : i + 1] for i in range(len(token))], ranks[token]
-    while len(parts) > 2:
-        pairs = [ranks.get(a + b, own) for a, b in pairwise(parts)]
-        least = min(pairs)
-        if least >= own:
-            return None
-        at = pairs.index(least)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return (parts[0], parts[1]) if len(parts) == 2 else None

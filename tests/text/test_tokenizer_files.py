@@ -6,15 +6,19 @@ import base64
 import contextlib
 import json
 import shutil
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from golden.tokenizer_forms import HERE, NAMES, SPECIALS, TEXTS, expected_ids
+from text.llama_cpp_vectors import read_vectors
 
 from invar.engine.model_files import HFText
 from invar.text.errors import TokenizerError
 from invar.text.tokenizer import Tokenizer
+from invar.weights.gguf import GGUFFile
 from invar.weights.hf_directory import text_files
 from invar.weights.safetensors import SafetensorsError
 
@@ -240,13 +244,68 @@ def test_a_pointer_in_place_of_the_model_is_named(tmp_path: Path) -> None:
         HFText(tmp_path).tokenizer()
 
 
-def test_merges_of_ranks_are_those_that_make_each_token(tmp_path: Path) -> None:
-    """`abc` is made of `ab` and `c`, though `bc` is a token too: `ab` has the lower rank."""
-    tokens = [b"a", b"b", b"c", b"ab", b"bc", b"abc"]
-    lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens)]
-    (tmp_path / "tokenizer.model").write_text("\n".join(lines))
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    decoder = {"6": {"content": "<s>", "special": True}}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
-    merges = HFText(tmp_path).complete["tokenizer.json"]["model"]["merges"]
-    assert merges == [["a", "b"], ["b", "c"], ["ab", "c"]]
+# ---------------------------------------------------------------- at full size
+
+
+def varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(high) if high else bytes([low])
+
+
+def long_field(number: int, value: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def write_sentencepiece(folder: Path, metadata: Mapping[str, Any]) -> None:
+    columns = (metadata[f"tokenizer.ggml.{name}"] for name in ("tokens", "scores", "token_type"))
+    pieces = []
+    for text, score, kind in zip(*columns, strict=True):
+        data = long_field(1, text.encode()) + b"\x15" + struct.pack("<f", score)
+        pieces.append(long_field(1, data + field(3, int(kind))))
+    trainer, normalizer = b"\x18\x02" + field(35, 1), b"\x18\x01\x20\x00"  # BPE; keeps spaces
+    model = b"".join(pieces) + field(2, trainer) + field(3, normalizer)
+    (folder / "tokenizer.model").write_bytes(model)
+    config = {"tokenizer_class": "LlamaTokenizer", "legacy": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write_merges(folder: Path, metadata: Mapping[str, Any], name: str) -> None:
+    tokens = metadata["tokenizer.ggml.tokens"]
+    vocab = {text: token_id for token_id, text in enumerate(tokens)}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    merges = ["#version: 0.2", *metadata["tokenizer.ggml.merges"], ""]
+    (folder / "merges.txt").write_text("\n".join(merges))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+
+
+def write_ranks(folder: Path, metadata: Mapping[str, Any]) -> None:
+    tokens = Tokenizer.from_gguf(metadata)
+    names = metadata["tokenizer.ggml.tokens"]
+    size = names.index("<|begin_of_text|>")
+    lines = [
+        f"{base64.b64encode(tokens.token_bytes(rank)).decode()} {rank}" for rank in range(size)
+    ]
+    (folder / "tokenizer.model").write_text("\n".join(lines))
+    decoder = {
+        str(token_id): {"content": names[token_id], "special": True}
+        for token_id in range(size, len(names))
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+
+
+@pytest.mark.parametrize("name", ["llama-spm", "phi-3", "gpt-2", "qwen2", "llama-bpe"])
+def test_real_vocabularies_in_their_older_files_give_the_models_own_ids(
+    name: str, llama_cpp_data: Path, tmp_path: Path
+) -> None:
+    metadata = GGUFFile(llama_cpp_data / f"ggml-vocab-{name}.gguf").metadata
+    if metadata["tokenizer.ggml.model"] == "llama":
+        write_sentencepiece(tmp_path, metadata)
+    elif name == "llama-bpe":
+        write_ranks(tmp_path, metadata)
+    else:
+        write_merges(tmp_path, metadata, {"gpt-2": "GPT2", "qwen2": "Qwen2"}[name] + "Tokenizer")
+    tokenizer = HFText(tmp_path).tokenizer()
+    for vector in read_vectors(llama_cpp_data / f"ggml-vocab-{name}.gguf"):
+        ids = tokenizer.encode(vector.text, add_special_tokens=False, parse_special=False)
+        assert ids.tolist() == vector.ids, vector.text
