@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden.families import family_directory
+from golden.families import FAMILIES, family_directory
 from golden.tiny_models import TINY_MODELS, model_path
 
 from backends.batches import (
@@ -79,11 +79,13 @@ def test_a_value_that_two_read_is_not_swallowed() -> None:
     assert kinds(fused)["StoreKV"] == 2
 
 
-@pytest.mark.parametrize("name", ["mixed", "experts", *TINY_MODELS])
+@pytest.mark.parametrize("name", ["mixed", "experts", "gpt2", "gpt_neox", *TINY_MODELS])
 def test_fused_and_unfused_are_equal_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source: Any = llama_source(MIXED, feed_forward=4096) if name == "mixed" else None
     if name == "experts":  # enough of them that gate and up make codes at once
         source = llama_source(MIXED_EXPERTS, feed_forward=2048, experts=4)
+    if name in FAMILIES:
+        source = open_directory(family_directory(name))
     source = source or GGUFFile(model_path(name))
     graph = registry.build(source)
     ids = np.random.default_rng(1).integers(0, graph.vocab_size, 45).tolist()
