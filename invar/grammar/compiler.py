@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,7 +19,14 @@ from invar.grammar.vocabulary import RawVocabulary, TokenSource
 # accepted needs some 100 MB of it. It is address space, not memory.
 STACK_BYTES = 512 << 20
 COMPILING_AT_ONCE = 2
+# One that has taken so long steps aside for those that wait, up to so many.
+SLOW_S = 0.5
+SLOW_AT_ONCE = 6
 COMPILE_LIMIT_S = 10.0
+# Reading takes the square of this: 2 s of a core at 50,000, 13 s where llguidance's own limit ends
+# it (8,000 optional properties). Its other limits bound what a step may cost.
+MAX_SYMBOLS = 30_000
+END_LIMIT_S = 2.0  # of a core, to look for a short end
 KEPT = 128  # grammars
 REASON_CHARACTERS = 400
 
@@ -79,7 +87,7 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self._vocabulary: GrammarVocabulary | None = None
         self._reading = threading.Lock()
-        self._slots = threading.Semaphore(COMPILING_AT_ONCE)
+        self._lanes = Lanes(COMPILING_AT_ONCE, SLOW_AT_ONCE, SLOW_S)
         self._known: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -119,19 +127,22 @@ class GrammarCompiler:
         return future
 
     def _compile_into(self, future: Future[CompiledGrammar], grammar: str) -> None:
-        with self._slots:
+        with self._lanes.taken():
             _settle(future, lambda: self._compiled(grammar))
 
     def _compiled(self, grammar: str) -> CompiledGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
         vocabulary = self.vocabulary()
-        limits = LLParserLimits(verbose_errors=False)
+        limits = LLParserLimits(verbose_errors=False, max_grammar_size=MAX_SYMBOLS)
         start = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         _raise_error(start)
         start.compute_bitmask()  # of the first token: what no text fits shows here
         _raise_error(start)
-        end = vocabulary.completer.quick(start, MAX_TOKENS)
+        try:
+            end = vocabulary.completer.quick(start, MAX_TOKENS, END_LIMIT_S)
+        except TimeoutError:
+            raise GrammarError("its answers are too costly to follow") from None
         warnings = tuple(start.get_grammar_warnings())
         return CompiledGrammar(start, warnings, None if end is None else tuple(end), vocabulary)
 
@@ -156,6 +167,37 @@ class GrammarCompiler:
                     raw, tokenizer, completer, frozenset(source.stop_token_ids)
                 )
             return self._vocabulary
+
+
+class Lanes:
+    """Room for a few that are quick, and for those that turn out to be slow."""
+
+    def __init__(self, quick: int, slow: int, slow_s: float) -> None:
+        self._quick = threading.Semaphore(quick)
+        self._slow = threading.Semaphore(slow)
+        self._slow_s = slow_s
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Waits for a quick lane; after `slow_s` it is free for others, if a slow one is."""
+        self._quick.acquire()
+        lane, changing = [self._quick], threading.Lock()
+
+        def step_aside() -> None:
+            with changing:
+                if lane and self._slow.acquire(blocking=False):
+                    lane.pop().release()
+                    lane.append(self._slow)
+
+        timer = threading.Timer(self._slow_s, step_aside)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with changing:
+                lane.pop().release()
 
 
 def _settle(future: Future[T], make: Callable[[], T]) -> None:

@@ -7,6 +7,7 @@ what is open come first. What is found is an end, and for all but odd grammars a
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -85,9 +86,12 @@ class Completer:
             beam = longer[:BEAM]
         return None
 
-    def quick(self, matcher: Any, limit: int) -> list[int] | None:
+    def quick(
+        self, matcher: Any, limit: int, time_limit_s: float | None = None
+    ) -> list[int] | None:
         """The first end that is found, of at most `limit` tokens. What repeats itself gives way:
-        digits and letters may go on for ever."""
+        digits and letters may go on for ever. Raises TimeoutError after so much time of a core."""
+        began = time.thread_time()
         state = matcher.deep_copy()
         tokens: list[int] = []
         kinds: list[int] = []
@@ -95,10 +99,12 @@ class Completer:
         while not _is_whole(state):
             if len(tokens) >= limit:
                 return None
+            if time_limit_s is not None and time.thread_time() - began > time_limit_s:
+                raise TimeoutError
             # A quote that did not close free text says that it is no string of JSON.
             closes = not (kinds and kinds[-1] >= IN_TEXT)
             candidates = list(self._candidates(state, closes))
-            if not candidates:
+            if not candidates or len(tokens) - candidates[0][0] > limit:
                 return None
             fresh = (one for one in candidates if one[0] not in tired)
             kind, token = next(fresh, candidates[0])
@@ -115,7 +121,7 @@ class Completer:
         text."""
         forced = matcher.compute_ff_tokens()
         if forced:
-            yield -len(forced), int(forced[0])  # a kind of its own
+            yield -len(forced), int(forced[0])  # a kind of its own: how many there are
             return
         words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
         is_free = bool(len(self._free)) and bool(_allowed(words, self._free).all())

@@ -30,6 +30,9 @@ from invar.grammar.thoughts import BLANK, Phase, Rules, Thinking, Thoughts
 Mask = npt.NDArray[np.uint32]
 
 GROWTH = 16  # tokens by which one may lengthen the shortest end, beside those of a whole answer
+# Tokens that are appended at once. What is forced is told up to its end each time that it is asked
+# for: of a longer run (nobody's but `a{60000}`) tokens are drawn, to the same answer.
+LONGEST_RUN = 512
 LOST = 8  # tokens until an end is looked for again where there was none
 
 
@@ -64,6 +67,7 @@ class Guide:
         # uint32 [words + 1], as `SamplingBatch.masks` has them.
         self._written: Mask = np.zeros(-(-vocab_size // 32) + 1, np.uint32)
         self.mask_is_due = False  # it is not the mask of the next token, and nobody writes it
+        self._drawn_anyway = 0  # tokens before it is looked at again what is forced
         self.finished = False  # the answer is whole and nothing can follow
         self.steered = False  # a token was replaced, or thoughts were ended, for want of room
         self.error: str | None = None
@@ -295,7 +299,13 @@ class Guide:
             return thinking.closing[0]
         if self._matcher is None or (thinking is not None and not self._has_begun(thinking)):
             return None
+        if self._drawn_anyway:
+            self._drawn_anyway -= 1
+            return None
         forced = self._matcher.compute_ff_tokens()
+        if len(forced) > LONGEST_RUN:
+            self._drawn_anyway = len(forced) - LONGEST_RUN
+            return None
         return int(forced[0]) if forced else None
 
     def _has_begun(self, thinking: Thinking) -> bool:
