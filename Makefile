@@ -5,6 +5,8 @@ VENV ?= .venv
 JOBS ?= 2
 PORT ?= 8000
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+# Tests start hundreds of processes, which find the bytecode of the ones before.
+unexport PYTHONDONTWRITEBYTECODE
 NATIVE := $(shell find native CMakeLists.txt pyproject.toml -type f)
 BIN := $(VENV)/bin
 

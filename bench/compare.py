@@ -73,7 +73,7 @@ def add_peer(lines: dict[str, Figures], report: dict[str, Any]) -> None:
 def compare(model: Path, runs: int, threads: int, batches: list[int], peers: list[str]) -> str:
     turns: list[Callable[[], dict[str, Any]]] = []
     if "llama.cpp" in peers:
-        binaries = llama_cpp.build(threads)
+        binaries = llama_cpp.build(threads, "llama-bench", "llama-batched-bench")
         turns.append(lambda: llama_cpp.run(binaries, model, threads, batches))
     openvino = None
     if "openvino-genai" in peers:

@@ -137,7 +137,7 @@ def two_engines(model: Path, runs: int, seconds: float) -> list[float]:
 
 def two_llama_cpp(model: Path, runs: int, tokens: int) -> list[float]:
     threads = len(os.sched_getaffinity(0))
-    binary = llama_cpp.build(threads) / "llama-bench"
+    binary = llama_cpp.build(threads, "llama-bench") / "llama-bench"
     command = [str(binary), "-m", str(model), "-t", str(threads), "-o", "json", "-r", "1"]
     command += ["-p", "0", "-n", str(tokens)]
 

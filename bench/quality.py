@@ -155,7 +155,7 @@ def summary(scores: Scores) -> dict[str, float]:
 
 def llama_cpp_quality(model: Path, reference: Path, threads: int) -> dict[str, float]:
     """The same figures by llama-perplexity, over the same windows of the same text."""
-    binary = str(llama_cpp.build(threads) / "llama-perplexity")
+    binary = str(llama_cpp.build(threads, "llama-perplexity") / "llama-perplexity")
     base = reference.with_suffix(".logits")
     common = ["-f", str(TEXT), "-c", str(WINDOW), "-t", str(threads)]
     common += ["--kl-divergence-base", str(base)]
