@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +95,9 @@ def apply_quantization(
             )
         return source
     meaning = meaning_of(wanted)
-    if stored in meaning.methods or (meaning.made and has == {MADE_AT_LOAD[meaning.made]}):
+    is_made = meaning.made is not None and has == {MADE_AT_LOAD[meaning.made]}
+    is_mostly = meaning.mostly is not None and meaning.mostly is most_of(graph, source)
+    if stored in meaning.methods or is_made or is_mostly:
         logger.warning("quantization=%s: %s is that already", wanted, name)
         return source
     ways = f"{', '.join(MADE_AT_LOAD)} can be made of plain weights at load"
@@ -154,6 +158,16 @@ def formats_of(graph: Graph, source: ModelSource) -> set[QuantType]:
     """Of the matrices that are multiplied, the output matrix apart where there are others."""
     body = [name for name, is_head in matrices(graph) if not is_head]
     return {QuantType(source.tensors[name].type) for name in body}
+
+
+def most_of(graph: Graph, source: ModelSource) -> QuantType | None:
+    """The format of most weights that are multiplied, the output matrix apart."""
+    sizes: Counter[QuantType] = Counter()
+    for name, is_head in matrices(graph):
+        if not is_head:
+            tensor = source.tensors[name]
+            sizes[QuantType(tensor.type)] += math.prod(tensor.shape)
+    return max(sizes, key=lambda kind: sizes[kind], default=None)
 
 
 def checkpoint_method(source: ModelSource) -> str | None:

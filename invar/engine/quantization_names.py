@@ -27,16 +27,19 @@ AS_IT_IS = ("auto", "none", "unquant")
 CALIBRATION = "has to be calibrated with data"
 OF_CHECKPOINTS = "is a format of checkpoints, which is not made at load"
 NO_KERNEL = "has no kernel here"
+NO_QUANTISER = "has no quantiser here (llama-quantize makes files of it, which run as they are)"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """A checkpoint that calls itself one of `methods`, or has the format `made`, is that already.
-    Of plain weights `made` is made; where it is None, `reason` says why not."""
+    """A checkpoint that calls itself one of `methods`, or whose matrices have the format `made` or
+    most of them that of `mostly`, is that already. Of plain weights `made` is made; where it is
+    None, `reason` says why not."""
 
     methods: tuple[str, ...] = ()
     made: str | None = None
     reason: str = ""
+    mostly: QuantType | None = None
 
 
 def of_names(names: Iterable[str], meaning: Meaning) -> dict[str, Meaning]:
@@ -75,6 +78,19 @@ KNOWN: dict[str, Meaning] = {
     ),
     "mxfp4": Meaning(("mxfp4",), reason=OF_CHECKPOINTS),
     "nvfp4": Meaning(reason=OF_CHECKPOINTS),
+    **{
+        name: Meaning(reason=NO_QUANTISER, mostly=kind)
+        for kind, names in {
+            QuantType.Q2_K: ("q2_k", "q2_k_s"),
+            QuantType.Q3_K: ("q3_k", "q3_k_s", "q3_k_m", "q3_k_l"),
+            QuantType.Q4_K: ("q4_k", "q4_k_s", "q4_k_m"),
+            QuantType.Q5_K: ("q5_k", "q5_k_s", "q5_k_m"),
+            QuantType.Q6_K: ("q6_k",),
+            QuantType.IQ4_NL: ("iq4_nl",),
+            QuantType.IQ4_XS: ("iq4_xs",),
+        }.items()
+        for name in names
+    },
     **of_names(
         (
             *("bitsandbytes", "bnb", "nf4", "hqq", "aqlm", "quip", "squeezellm", "eetq", "quanto"),

@@ -16,7 +16,7 @@ from invar.backends.cpu.formats import WEIGHT_FORMATS
 from invar.config import EngineConfig
 from invar.engine.loader import load_engine
 from invar.engine.quantization import QuantizedSource, apply_quantization
-from invar.engine.quantization_names import CALIBRATION, KNOWN, MADE_AT_LOAD
+from invar.engine.quantization_names import CALIBRATION, KNOWN, MADE_AT_LOAD, NO_QUANTISER
 from invar.graph.interpreter import Interpreter
 from invar.models.registry import build
 from invar.weights.formats import QuantType, dequantize, quantize
@@ -153,6 +153,27 @@ def test_a_checkpoint_by_its_method(
     for count, name in enumerate(names.split(), 1):
         assert applied(name, source) is source
         assert len(caplog.messages) == count
+
+
+def test_a_mixture_is_what_most_of_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """A file of Q4_K_M has other matrices in Q6_K; one of Q6_K is no Q4_K_M."""
+    source = one_format(QuantType.Q4_K, layers=2)
+    for name in ("blk.0.ffn_down.weight", "blk.0.attn_v.weight"):
+        source.put(name, source.dequantize(name), QuantType.Q6_K)
+    for name in ("q4_k_m", "Q4_K_M", "q4_k"):
+        assert applied(name, source) is source
+    assert len(caplog.messages) == 3
+    with pytest.raises(ValueError, match=r"quantised already \(Q4_K, Q6_K\)"):
+        applied("q6_k", source)
+
+
+@pytest.mark.parametrize("wanted", named(reason=NO_QUANTISER))
+def test_what_has_no_quantiser_says_who_makes_it(wanted: str) -> None:
+    message = (
+        rf"plain weights, and {wanted} has no quantiser here .*llama-quantize.*int8, fp8, q8_0"
+    )
+    with pytest.raises(ValueError, match=message):
+        applied(wanted, float_model(layers=1))
 
 
 def test_none_and_auto() -> None:
