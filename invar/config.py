@@ -15,7 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from invar.peer_options import ABSENT, INERT, INERT_FIELDS
+from invar.peer_options import (
+    ABSENT,
+    INERT,
+    INERT_FIELDS,
+    LOAD_FORMATS,
+    NO_LOAD_FORMATS,
+)
 
 logger = logging.getLogger("invar")
 
@@ -78,7 +84,10 @@ class EngineConfig:
     """What an engine is started with. Sizes are in tokens, requests or bytes as named."""
 
     model: str = DEFAULT_MODEL  # path, or a name that weights.sources resolves
+    revision: str | None = None  # of the model's repository on a hub
+    load_format: str = "auto"  # gguf, safetensors, or what there is, GGUF first
     tokenizer: str | None = None  # another file to take the tokenizer from
+    tokenizer_revision: str | None = None  # of that one's repository
     served_model_name: str | tuple[str, ...] | None = None
     chat_template: str | None = None  # text of a template, in place of the file's own
     generation_config: str = "auto"  # of sampling: the model's own, "vllm": none, or a path
@@ -199,7 +208,13 @@ class EngineConfig:
                 f"override_generation_config: expected an object such as {{'temperature': 0.5}}, "
                 f"got {overrides!r:.80}"
             )
-        for name in ("tokenizer", "chat_template", "quantization", "kv_store"):
+        refuse_load_format(self.load_format)
+        if self.tokenizer_revision not in (None, "main") and self.tokenizer is None:
+            raise ValueError("tokenizer_revision: it is of another tokenizer; name that one too")
+        for name in (
+            *("tokenizer", "chat_template", "quantization", "kv_store"),
+            *("revision", "tokenizer_revision"),
+        ):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value):
                 raise ValueError(f"{name}: expected a text or None, got {value!r}")
@@ -228,6 +243,18 @@ class EngineConfig:
         )
         if not are_names or not names:
             raise ValueError(f"served_model_name: expected a name or several, got {given!r}")
+
+
+def refuse_load_format(value: Any) -> None:
+    """Raises ValueError for one that is not read, with the reason."""
+    if value in LOAD_FORMATS:
+        return
+    known = ", ".join(LOAD_FORMATS)
+    reason = NO_LOAD_FORMATS.get(value) if isinstance(value, str) else None
+    if reason is None:
+        near = difflib.get_close_matches(str(value), [*LOAD_FORMATS, *NO_LOAD_FORMATS], n=1)
+        reason = f"is not known{f', nearest: {near[0]}' if near else ''}"
+    raise ValueError(f"load_format: {str(value)[:60]!r} {reason} (read: {known})")
 
 
 def notice(name: str, value: Any, off: tuple[Any, ...], reason: str) -> None:

@@ -21,6 +21,24 @@ INERT_FIELDS: Reasons = {
     ),
 }
 
+LOAD_FORMATS = ("auto", "safetensors", "gguf")
+PICKLE = "is of pickles, which could run any code and are never opened"
+OTHER_LOADER = "is another way to read safetensors, which are mapped here"
+# Names of vLLM and SGLang that are refused, each with the reason.
+NO_LOAD_FORMATS: Mapping[str, str] = {
+    "pt": PICKLE,
+    "npcache": PICKLE,
+    "dummy": "makes weights up; python bench/synthetic.py writes a model of random weights",
+    "bitsandbytes": "is not read; --quantization makes int8, fp8 and others of plain weights",
+    "mistral": "is not read; the same weights come as safetensors with config.json",
+    "tensorizer": "is not read",
+    "sharded_state": "is of several devices",
+    "layered": OTHER_LOADER,
+    "remote": "is of another process's memory",
+    "runai_streamer": OTHER_LOADER,
+    "fastsafetensors": OTHER_LOADER,
+}
+
 WHOLE_TEXT = "LLM gives whole texts; invar serve tells thoughts from answers"
 ADAPTERS = "adapters are not built yet"
 EXPERTS = "there are no experts to place"
@@ -223,7 +241,6 @@ ABSENT: Reasons = {
     "io_processor_plugin": ((None,), "plug-ins over prompts and answers are not supported"),
     "kv_events_config": ((None,), "KV transfer is not built yet"),
     "kv_transfer_config": ((None,), "KV transfer is not built yet"),
-    "load_format": ((None, "auto", "gguf"), "the format is told by the file"),
     "logits_processor_pattern": ((None,), "Python code over logits is not supported"),
     "logits_processors": ((None, []), "Python code over logits is not supported"),
     "logprobs_mode": (
@@ -249,7 +266,6 @@ ABSENT: Reasons = {
         (None, ""),
         WHOLE_TEXT,
     ),
-    "revision": ((None, "main"), "the file is the revision; name another file"),
     "rope_parameters": ((None, {}), "rope is what the model file states"),
     "rope_scaling": ((None, {}), "rope is what the model file states"),
     "rope_theta": ((None,), "rope is what the model file states"),
@@ -258,7 +274,6 @@ ABSENT: Reasons = {
     "skip_tokenizer_init": ((None, False), "SamplingParams(detokenize=False) leaves out the text"),
     "task": ((None, "auto", "generate"), "this model generates"),
     "tokenizer_mode": ((None, "auto"), "the tokenizer is told by the file"),
-    "tokenizer_revision": ((None, "main"), "the file is the revision; name another file"),
     "weight_transfer_config": ((None,), "weights are those of the file"),
     "worker_cls": ((None, "auto"), "there are no worker processes"),
     "worker_extension_cls": ((None, ""), "there are no worker processes"),

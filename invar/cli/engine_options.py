@@ -33,7 +33,10 @@ def engine_config(args: argparse.Namespace, **options: Any) -> EngineConfig:
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "kv_cache_memory_bytes": args.kv_cache_memory_bytes,
         "kv_cache_dtype": args.kv_cache_dtype,
+        "revision": args.revision,
+        "load_format": args.load_format,
         "tokenizer": args.tokenizer,
+        "tokenizer_revision": args.tokenizer_revision,
         "chat_template": args.chat_template and template_text(args.chat_template),
         "generation_config": args.generation_config,
         "override_generation_config": json_object(
@@ -123,7 +126,8 @@ def fetch(config: EngineConfig) -> Path:
     from invar.weights import sources
 
     with Reporter() as reporter:
-        return sources.resolve(config.model, progress=reporter)
+        wanted = sources.Wanted(config.revision, config.load_format)
+        return sources.resolve(config.model, reporter, wanted)
 
 
 def load(config: EngineConfig) -> LoadedModel:

@@ -132,7 +132,10 @@ def add_engine_options(parser: CommandParser) -> None:
     parser.value("--gpu-memory-utilization", type=decimal, help="fraction of free memory")
     parser.value("--kv-cache-memory-bytes", type=count, help="memory of KV itself")
     add_kv_format(parser)
+    parser.value("--revision", metavar="NAME", help="of a hub's repository: branch, tag or commit")
+    parser.value("--load-format", metavar="NAME", help="auto, safetensors or gguf (auto)")
     parser.value("--tokenizer", metavar="MODEL", help="another file to take the tokenizer from")
+    parser.value("--tokenizer-revision", metavar="NAME", help="of that one's repository")
     parser.value("--chat-template", metavar="FILE", help="jinja2, in place of the model's own")
     parser.value(
         "--generation-config",

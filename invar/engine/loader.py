@@ -34,7 +34,7 @@ from invar.text.chat_template import ChatTemplate
 from invar.text.reply_detection import ModelReplies, model_replies
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
-from invar.weights.sources import resolve
+from invar.weights.sources import Wanted, resolve
 
 if TYPE_CHECKING:
     from invar.engine.page_store import PageStore
@@ -88,6 +88,18 @@ class LoadedModel(LoadedEngine):
         return model_replies(self.chat_template, self.tokenizer)[0]
 
 
+def wanted_of(config: EngineConfig) -> Wanted:
+    return Wanted(config.revision, config.load_format)
+
+
+def model_path(config: EngineConfig) -> Path:
+    return resolve(config.model, wanted=wanted_of(config))
+
+
+def tokenizer_path(config: EngineConfig) -> Path:
+    return resolve(config.tokenizer, wanted=Wanted(config.tokenizer_revision))
+
+
 def load_engine(config: EngineConfig) -> LoadedModel:
     """Reads a model and builds its engine, with the text side of it.
 
@@ -95,7 +107,7 @@ def load_engine(config: EngineConfig) -> LoadedModel:
     DoesNotFit) for what is wrong with the options, the file or the memory.
     """
     overriding(config)  # before anything is read
-    path = resolve(config.model)
+    path = model_path(config)
     with open_model(path) as source, ThreadPoolExecutor(max_workers=1) as beside:
         # Packing leaves the interpreter to others, so the text side is built meanwhile.
         text = beside.submit(load_text, config, text_of(source))
@@ -131,14 +143,14 @@ def load_engine(config: EngineConfig) -> LoadedModel:
 
 def load_engine_alone(config: EngineConfig) -> LoadedEngine:
     """`load_engine` without the text side, for a process that computes and no more."""
-    path = resolve(config.model)
+    path = model_path(config)
     with open_model(path) as source:
         return build_engine(config, path, source)
 
 
 def load_text_alone(config: EngineConfig) -> TextSide:
     """The text side of the model whose engine runs in another process."""
-    with open_text(resolve(config.model)) as text:
+    with open_text(model_path(config)) as text:
         return load_text(config, text)
 
 
@@ -234,7 +246,7 @@ def load_text(config: EngineConfig, text: ModelText) -> TextSide:
 def load_tokenizer(config: EngineConfig, text: ModelText) -> Tokenizer:
     if config.tokenizer is None or config.tokenizer == config.model:
         return text.tokenizer()
-    with open_text(resolve(config.tokenizer)) as other:
+    with open_text(tokenizer_path(config)) as other:
         return other.tokenizer()
 
 
@@ -269,7 +281,7 @@ def vocabulary_size(config: EngineConfig, source: ModelFile) -> int | None:
     own = text_of(source).token_count()
     if config.tokenizer is None or config.tokenizer == config.model:
         return own
-    with open_text(resolve(config.tokenizer)) as other:
+    with open_text(tokenizer_path(config)) as other:
         count = other.token_count()
     if own is not None and count is not None and count != own:
         raise ValueError(

@@ -65,13 +65,15 @@ class HubName:
     revision: str | None
     selection: str | None
     hub: str = "hf"
+    form: str = "auto"  # of the files; gguf, safetensors, or what there is, GGUF first
 
     @property
     def source(self) -> str:
         """Canonical spelling; the key in the cache."""
         revision = f"@{self.revision}" if self.revision else ""
         selection = f":{self.selection}" if self.selection else ""
-        return f"{self.hub}:{self.repository}{revision}{selection}"
+        form = "" if self.form == "auto" else f" as {self.form}"
+        return f"{self.hub}:{self.repository}{revision}{selection}{form}"
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,11 @@ def first_line(error: Exception) -> str:
 def choose_files(name: HubName, files: Sequence[HubFile]) -> list[HubFile]:
     """A .gguf, all of its shards in order, or the files of a directory, config.json first."""
     by_name = {file.name: file for file in sorted(files, key=lambda file: file.name)}
-    if name.selection is None and not any(file.endswith(".gguf") for file in by_name):
+    if name.form == "safetensors" and name.selection is not None:
+        raise ModelSourceError(f"{name.source}: {name.selection} is of a GGUF; leave one out")
+    has_gguf = any(file.endswith(".gguf") for file in by_name)
+    takes_what_there_is = name.form == "auto" and name.selection is None and not has_gguf
+    if takes_what_there_is or name.form == "safetensors":
         return [by_name[file] for file in directory_files(name, list(by_name))]
     return [by_name[file] for file in gguf_files(name, list(by_name))]
 

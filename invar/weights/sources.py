@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from invar.weights.catalogue import DEFAULT_MODEL, KNOWN_MODELS, KnownModel
@@ -49,16 +50,31 @@ class PyPIName(str):
 Remote = KnownModel | PyPIName | HubName
 
 
-def resolve(model: str | Path | None = None, progress: Progress = no_progress) -> Path:
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for of a model beside its name."""
+
+    revision: str | None = None  # of a hub's repository: a branch, a tag or a commit
+    form: str = "auto"  # gguf, safetensors, or what there is, GGUF first
+
+
+def resolve(
+    model: str | Path | None = None, progress: Progress = no_progress, wanted: Wanted = Wanted()
+) -> Path:
     """The .gguf file of a model (of a split one, a shard) or the directory of one in Hugging Face's
     layout, pulled into the cache if need be.
 
     A cached file is checked for its size, not hashed again. Raises `ModelSourceError`.
     """
-    local = local_file(model)
+    local = local_file(model, wanted.form)
     if local is not None:
+        if wanted.revision not in (None, "main"):
+            raise ModelSourceError(
+                f"{model}: revision {wanted.revision}: it is a file of this machine; revisions are "
+                "of a hub's repository"
+            )
         return local
-    remote = parse(str(model) if model is not None else DEFAULT_MODEL)
+    remote = as_wanted(parse(str(model) if model is not None else DEFAULT_MODEL), wanted)
     slot = slot_of(remote)
     manifest = cached(remote, slot)
     if manifest is not None:
@@ -108,6 +124,24 @@ def fetch(remote: Remote, slot: CacheSlot, progress: Progress, verify: bool) -> 
         ) from error
 
 
+def as_wanted(remote: Remote, wanted: Wanted) -> Remote:
+    """Raises ModelSourceError where a source has no such thing."""
+    if isinstance(remote, HubName):
+        revision = remote.revision or wanted.revision
+        if wanted.revision not in (None, revision):
+            raise ModelSourceError(f"{remote.source}: and revision {wanted.revision}: name one")
+        return replace(remote, revision=revision, form=wanted.form)
+    name = remote.name if isinstance(remote, KnownModel) else remote.source
+    if wanted.revision not in (None, "main"):
+        raise ModelSourceError(
+            f"{name}: revision {wanted.revision}: it comes from the package index, which has "
+            "versions: pypi:NAME==VERSION"
+        )
+    if wanted.form == "safetensors":
+        raise ModelSourceError(f"{name}: it comes as GGUF alone, safetensors are asked for")
+    return remote
+
+
 def slot_of(remote: Remote) -> CacheSlot:
     return CacheSlot(remote.name if isinstance(remote, KnownModel) else remote.source)
 
@@ -150,20 +184,26 @@ def unknown(model: str) -> str:
     )
 
 
-def local_file(model: str | Path | None) -> Path | None:
+def local_file(model: str | Path | None, form: str = "auto") -> Path | None:
     """A model that is there as a file or directory; None if the name means something else."""
     if model is None:
         return None
     path = Path(model).expanduser()
     if path.is_file():
+        if form == "safetensors":
+            raise ModelSourceError(
+                f"{model}: safetensors are asked for; give the directory with config.json"
+            )
         return path
     if not path.is_dir():
         if isinstance(model, Path):
             raise ModelSourceError(f"{model}: there is no such file ({path.absolute()})")
         return None
     files = sorted(file for file in path.iterdir() if file.suffix == ".gguf")
-    if not files and is_hf_directory(path):
+    if is_hf_directory(path) and form != "gguf" and (form == "safetensors" or not files):
         return path
+    if form == "safetensors":
+        raise ModelSourceError(f"{model}: safetensors are asked for, and there is no config.json")
     if not files and str(model) in KNOWN_MODELS:
         return None  # a directory that happens to be called like a known model
     first_shards = [file for file in files if (shard_paths(file) or [file])[0] == file]

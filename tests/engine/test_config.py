@@ -72,8 +72,6 @@ def test_what_would_change_answers_and_is_not_built_is_refused(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("revision", "a1b2c3"),
-        ("load_format", "dummy"),
         ("device", "cuda"),
         ("config_format", "mistral"),
         ("tokenizer_mode", "slow"),
@@ -83,6 +81,30 @@ def test_what_would_change_answers_and_is_not_built_is_refused(name: str) -> Non
 def test_values_that_would_change_answers_or_placement_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name}={value!r} is not supported: "):
         EngineConfig.from_args(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("pt", "is of pickles, which could run any code and are never opened"),
+        ("npcache", "is of pickles"),
+        ("dummy", r"makes weights up; python bench/synthetic.py"),
+        ("fastsafetensors", "is another way to read safetensors"),
+        ("safetensor", "is not known, nearest: safetensors"),
+        (7, "is not known"),
+    ],
+)
+def test_formats_that_are_not_read_are_refused_with_the_reason(value: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"^load_format: .* {reason}.*safetensors, gguf\)$"):
+        EngineConfig.from_args(load_format=value)
+
+
+def test_revisions_are_of_what_is_named() -> None:
+    with pytest.raises(ValueError, match="tokenizer_revision: it is of another tokenizer"):
+        EngineConfig(tokenizer_revision="v1")
+    EngineConfig(tokenizer_revision="main", revision="main")
+    with pytest.raises(ValueError, match="revision: expected a text"):
+        EngineConfig(revision=7)  # type: ignore[arg-type]
 
 
 def test_a_step_has_a_token_for_every_sequence() -> None:

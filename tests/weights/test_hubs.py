@@ -125,3 +125,41 @@ def test_what_hugging_faces_own_cache_has_is_used(hub: LocalHub, tmp_path: Path)
     assert not hub.requests
     (snapshot / "model-00002-of-00002.safetensors").unlink()
     assert "there is no such repository" in refused(invar(hub, tmp_path, "inspect", "org/mine"))
+
+
+def test_a_revision_and_a_form_are_asked_for_by_options(hub: LocalHub, tmp_path: Path) -> None:
+    """Of a repository that has both forms, the second of which says another context."""
+    files = hub.repositories["org/tiny"].files
+    shorter = files["config.json"].replace(
+        b'"max_position_embeddings": 2048', b'"max_position_embeddings": 1024'
+    )
+    assert shorter != files["config.json"]
+    both = hub.repositories["org/both"] = repository(
+        files | {"m.gguf": model_path("llama_gqa").read_bytes()}
+    )
+    both.revisions["v1"] = both.files | {"config.json": shorter}
+
+    def pulled_as(*words: str) -> str:
+        """The name in the cache of what this command pulled."""
+        before = set((tmp_path / "invar" / "models").glob("*/manifest.json"))
+        options = ("-p", "hello", "-n", "2", "--ignore-eos")
+        result = invar(hub, tmp_path, "run", "org/both", *options, *words)
+        assert result.returncode == 0, result.stderr
+        (new,) = set((tmp_path / "invar" / "models").glob("*/manifest.json")) - before
+        return new.parent.name
+
+    assert "safetensors" not in pulled_as()
+    assert "--as--safetensors" in pulled_as("--load-format", "safetensors")
+    assert "--v1--as--safe" in pulled_as("--load-format", "safetensors", "--revision", "v1")
+    folder = next((tmp_path / "invar" / "models").glob("*v1*safetensors*"))
+    assert (folder / "config.json").read_bytes() == shorter
+    for words, message in (
+        (("org/tiny", "--load-format", "gguf"), "no .gguf file matches"),
+        (("org/both@v1", "--revision", "main"), "and revision main: name one"),
+        ((str(model_path("llama_gqa")), "--revision", "v1"), "it is a file of this machine"),
+        ((str(model_path("llama_gqa")), "--load-format", "safetensors"), "give the directory"),
+        ((str(folder), "--load-format", "gguf"), "must hold exactly one model in GGUF"),
+        (("smollm2", "--revision", "v1"), "it comes from the package index"),
+        (("smollm2", "--load-format", "safetensors"), "it comes as GGUF alone"),
+    ):
+        assert message in refused(invar(hub, tmp_path, "run", *words, "-p", "x")), words
