@@ -7,6 +7,8 @@ https://huggingface.co/docs/tokenizers/api/tokenizer
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,7 @@ import numpy as np
 from invar.text.errors import TokenizerError
 from invar.text.sentencepiece_encoder import piece_encoders
 from invar.text.sentencepiece_files import BPE_MODEL, is_legacy
+from invar.text.sentencepiece_model import is_charsmap
 from invar.text.tokenizer import Encoders, TextEncoder
 from invar.text.tokenizer_entries import FILE, TextFiles
 from invar.text.vocabulary import TokenType, Vocabulary, stop_ids_by_text
@@ -57,10 +60,23 @@ def library_encoder(tokenizer: Mapping[str, Any]) -> TextEncoder:
 
     from invar.text.library_encoders import LibraryEncoder
 
+    refuse_damaged_characters(tokenizer)
     try:
         return LibraryEncoder(tokenizers.Tokenizer.from_str(json.dumps(tokenizer)))
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(f"{FILE}: {error}") from error
+
+
+def refuse_damaged_characters(tokenizer: Mapping[str, Any]) -> None:
+    for step in all_steps(tokenizer.get("normalizer")):
+        if step.get("type") != "Precompiled":
+            continue
+        try:
+            charsmap = base64.b64decode(str(step.get("precompiled_charsmap")))
+        except binascii.Error:
+            continue  # the library says so
+        if not is_charsmap(charsmap):
+            raise TokenizerError(f"{FILE}: normalizer: precompiled_charsmap is damaged")
 
 
 def without_controls(model: Mapping[str, Any], vocabulary: Vocabulary) -> Mapping[str, Any]:
@@ -202,7 +218,7 @@ def all_steps(part: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(part, dict):
         return
     yield part
-    for name in ("decoders", "processors", "pretokenizers"):
+    for name in ("decoders", "processors", "pretokenizers", "normalizers"):
         for inner in part.get(name) or []:
             yield from all_steps(inner)
 

@@ -12,6 +12,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from invar.text.errors import TokenizerError
 from invar.text.piece_merging import SPACE_MARK
+from invar.text.sentencepiece_model import is_charsmap
 from invar.text.vocabulary import TokenType, Vocabulary
 
 
@@ -91,7 +92,10 @@ def unigram_encoder(vocabulary: Vocabulary) -> LibraryEncoder:
     steps: list[normalizers.Normalizer] = []
     charsmap = vocabulary.normalizing.get("precompiled_charsmap")
     if charsmap is not None:
-        steps.append(normalizers.Precompiled(np.asarray(charsmap, dtype=np.uint8).tobytes()))
+        data = np.asarray(charsmap, dtype=np.uint8).tobytes()
+        if not is_charsmap(data):
+            raise TokenizerError("tokenizer.ggml.precompiled_charsmap: is damaged")
+        steps.append(normalizers.Precompiled(data))
     if vocabulary.normalizing.get("remove_extra_whitespaces", False):
         steps += [
             normalizers.Strip(),

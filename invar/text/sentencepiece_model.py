@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+import numpy as np
+
 from invar.text.errors import TokenizerError
 from invar.text.tokenizer_entries import MODEL as FILE
 from invar.text.vocabulary import TokenType
@@ -105,12 +107,41 @@ def read_normalizer(model: SentencePieceModel, data: bytes) -> None:
     for number, value in fields(data):
         if number == 2:
             model.charsmap = message(value)
+            if model.charsmap and not is_charsmap(model.charsmap):
+                raise TokenizerError(f"{FILE}: precompiled_charsmap is damaged; download it again")
         elif number == 3:
             model.add_dummy_prefix = bool(value)
         elif number == 4:
             model.remove_extra_whitespaces = bool(value)
         elif number == 5 and not value:
             raise TokenizerError(f"{FILE}: escape_whitespaces off is not supported")
+
+
+def is_charsmap(data: bytes) -> bool:
+    """Whether a look-up stays inside: the library that does them trusts the file.
+
+    The size of a double-array trie in bytes, the trie, and texts that end in a zero byte each. A
+    unit of the trie is a step to the 256 places around `place ^ offset`; where it has a leaf, the
+    unit there is the place of a text.
+    https://github.com/google/sentencepiece/blob/v0.2.0/third_party/darts_clone/darts.h
+    """
+    size = int.from_bytes(data[:4], "little")
+    if size % 4 or not 0 < size <= len(data) - 4:
+        return False
+    units, texts = np.frombuffer(data[4 : 4 + size], "<u4"), data[4 + size :]
+    try:
+        texts.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    # Texts' places are not stepped from, but the root is, whatever it looks like.
+    inner = np.union1d(np.flatnonzero(units >> 31 == 0), [0])
+    steps = units[inner]
+    reached = inner ^ ((steps >> 10) << ((steps & 0x200) >> 6)).astype(np.int64)
+    if (reached | 0xFF).max(initial=0) >= len(units):
+        return False
+    places = units[reached[(steps >> 8) & 1 == 1]] & 0x7FFFFFFF
+    starts = np.flatnonzero(np.frombuffer(b"\0" + texts, np.uint8) == 0)
+    return texts.endswith(b"\0") and bool(np.isin(places, starts[:-1]).all())
 
 
 def message(value: Value) -> bytes:

@@ -175,3 +175,12 @@ def test_what_is_wrong_is_named(what: str) -> None:
     path, value, message = FAULTS[what]
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.from_hf(edited(path, value))
+
+
+def test_damaged_characters_are_refused_before_the_library_meets_them(
+    files: dict[str, Any],
+) -> None:
+    damaged = {"type": "Precompiled", "precompiled_charsmap": "AAEAAP////8="}
+    files["tokenizer.json"]["normalizer"] = {"type": "Sequence", "normalizers": [damaged]}
+    with pytest.raises(TokenizerError, match="normalizer: precompiled_charsmap is damaged"):
+        Tokenizer.from_hf(files)

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from golden.tokenizer_forms import HERE, NAMES, SPECIALS, TEXTS, expected_ids
 from text.llama_cpp_vectors import read_vectors
+from tokenizers.normalizers import Precompiled
 
 from invar.engine.model_files import HFText
 from invar.text.errors import TokenizerError
+from invar.text.sentencepiece_model import is_charsmap, read_sentencepiece
 from invar.text.tokenizer import Tokenizer
 from invar.weights.gguf import GGUFFile
 from invar.weights.hf_directory import text_files
@@ -195,6 +198,30 @@ PIECE = field(1, field(1, b"a"))
 def test_what_is_no_sentencepiece_model_is_named(data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
     refused(tmp_path, rf"tokenizer\.model: .*{message}")
+
+
+def test_damaged_characters_are_refused_or_harmless() -> None:
+    """The library that looks them up ends the process's thread for a step out of bounds."""
+    model = read_sentencepiece((HERE / "normalized" / "tokenizer.model").read_bytes())
+    assert is_charsmap(model.charsmap)
+    random, harmless = np.random.default_rng(7), 0
+    for _ in range(500):
+        data = bytearray(model.charsmap)
+        for place in random.integers(0, len(data), random.integers(1, 4)):
+            data[place] = random.integers(0, 256)
+        if is_charsmap(bytes(data)):
+            harmless += 1
+            normalize = Precompiled(bytes(data)).normalize_str
+            for text in (*TEXTS, "".join(map(chr, range(1, 700)))):
+                normalize(text)
+    assert 0 < harmless < 500
+
+
+def test_a_model_with_damaged_characters_is_refused(tmp_path: Path) -> None:
+    data = (HERE / "normalized" / "tokenizer.model").read_bytes()
+    charsmap = read_sentencepiece(data).charsmap
+    (tmp_path / "tokenizer.model").write_bytes(data.replace(charsmap[:8], b"\xff" * 8))
+    refused(tmp_path, "precompiled_charsmap is damaged")
 
 
 @pytest.mark.parametrize(
