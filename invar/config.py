@@ -60,6 +60,19 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "enforce_eager": (True, False),
     "kv_store_salted": (True, False),
     "paces_prompts": (True, False),
+    "guided_decoding_disable_any_whitespace": (True, False),
+    "guided_decoding_disable_additional_properties": (True, False),
+}
+
+# Keys of vLLM's structured_outputs_config and the values they may have. None: "not given".
+FORM_OPTIONS: Mapping[str, tuple[Any, ...]] = {
+    "disable_any_whitespace": (None, True, False),
+    "disable_additional_properties": (None, True, False),
+    "disable_fallback": (None, True, False),
+    "backend": (None, "auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"),
+    "reasoning_parser": (None, ""),
+    "reasoning_parser_plugin": (None, ""),
+    "enable_in_reasoning": (None, False),
 }
 
 
@@ -113,6 +126,10 @@ class EngineConfig:
     kv_store_size: int | None = None  # bytes; None: swap_space, or 4 GiB
     kv_store_salted: bool = False  # prefixes of requests with a cache_salt are stored too
     swap_space: float | None = None  # GiB
+    # Of the form of answers, of requests that do not say.
+    guided_decoding_disable_any_whitespace: bool = False
+    guided_decoding_disable_additional_properties: bool = False
+    structured_outputs_config: Mapping[str, Any] | None = None  # the same, as vLLM has them now
 
     @classmethod
     def from_args(cls, **options: Any) -> EngineConfig:
@@ -134,6 +151,16 @@ class EngineConfig:
             notice(name, getattr(self, name), off, reason)
         if self.kv_store is None:
             notice("swap_space", self.swap_space, (None, 0), "no KV store is there to swap to")
+
+    @property
+    def form_defaults(self) -> dict[str, bool]:
+        """Fields of `StructuredOutputs` that are on where a request does not say."""
+        given = self.structured_outputs_config or {}
+        return {
+            name: True
+            for name in ("disable_any_whitespace", "disable_additional_properties")
+            if given.get(name) or getattr(self, f"guided_decoding_{name}")
+        }
 
     @property
     def kv_store_bytes(self) -> int:
@@ -195,6 +222,23 @@ class EngineConfig:
                 f"above 0 and up to 1, got {fraction!r}"
             )
 
+    def _check_form_options(self, given: object) -> None:
+        where = "structured_outputs_config"
+        if given is None:
+            return
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{where}: expected an object, got {given!r:.80}")
+        for name, value in given.items():
+            if name not in FORM_OPTIONS:
+                raise ValueError(f"{where}: {name!r:.60} is not one of {', '.join(FORM_OPTIONS)}")
+            if not any(value is one or (type(value) is str and value == one)
+                       for one in FORM_OPTIONS[name]):  # fmt: skip
+                known = ", ".join(str(one) for one in FORM_OPTIONS[name] if one not in (None, ""))
+                raise ValueError(
+                    f"{where}.{name}: {value!r:.60} is not supported"
+                    + (f"; known: {known}" if known else "; give it as an option of its own")
+                )
+
     def _check_choices(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model: expected a path or a name, got {self.model!r}")
@@ -223,6 +267,7 @@ class EngineConfig:
             # Not `in`, which takes 1 for True.
             if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(str, allowed))}")
+        self._check_form_options(self.structured_outputs_config)
         swap = self.swap_space
         if swap is not None and not (_is_number(swap) and 0 <= swap < math.inf):
             raise ValueError(f"swap_space: expected GiB, 0 or more, got {swap!r}")

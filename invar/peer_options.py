@@ -43,7 +43,6 @@ WHOLE_TEXT = "LLM gives whole texts; invar serve tells thoughts from answers"
 ADAPTERS = "adapters are not built yet"
 EXPERTS = "there are no experts to place"
 GRAMMAR = "there is one grammar engine"
-GRAMMAR_USE = "each request says in structured_outputs how its grammar is used"
 GRAPHS = "there are no graphs to capture"
 IN_MEMORY = "everything is in the machine's memory already"
 KV_STORE = "what leaves the KV cache is kept on disk where kv_store and kv_store_size say so"
@@ -118,8 +117,6 @@ INERT: Reasons = {
     "fail_on_environ_validation": ((None, False), "Invar's environment variables are in README.md"),
     "fully_sharded_loras": ((None, False), ADAPTERS),
     "guided_decoding_backend": ((None, "auto"), GRAMMAR),
-    "guided_decoding_disable_additional_properties": ((None, False), GRAMMAR_USE),
-    "guided_decoding_disable_any_whitespace": ((None, False), GRAMMAR_USE),
     "guided_decoding_disable_fallback": ((None, False), GRAMMAR),
     "hf_token": ((None,), "set HF_TOKEN in the environment instead"),
     "ignore_patterns": ((None, []), LOADING),
@@ -200,7 +197,6 @@ INERT: Reasons = {
     "speculative_draft_tensor_parallel_size": ((None,), SPECULATION),
     "speculative_model": ((None,), SPECULATION),
     "stream_interval": ((None, 1), "tokens are sent as they come"),
-    "structured_outputs_config": ((None, {}), f"{GRAMMAR}; {GRAMMAR_USE}"),
     "tokenizer_pool_extra_config": ((None, {}), TOKENIZER),
     "tokenizer_pool_size": ((None, 0), TOKENIZER),
     "tokenizer_pool_type": ((None,), TOKENIZER),

@@ -91,8 +91,8 @@ async def prepare_sampling(
         }
         params = SamplingParams(**given)
         if params.structured_outputs is not None:
-            await compiled(server.model.door, params.structured_outputs)
-            return await asyncio.to_thread(server.model.door.prepare, params)
+            grammar = await compiled(server.model.door, params.structured_outputs)
+            return await asyncio.to_thread(server.model.door.prepare, params, grammar)
         return server.model.door.prepare(params)
     except (ValueError, TypeError) as error:
         raise from_value_error(error, field) from None

@@ -90,17 +90,15 @@ def of_response_format(form: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"json": schema, "strict": False if strict is None else strict}
 
 
-async def compiled(door: Door, form: StructuredOutputs) -> None:
-    """Waits until the door knows the form's grammar, good or bad. Raises ValueError where that
-    takes too long, or where the form has no grammar."""
+async def compiled(door: Door, form: StructuredOutputs) -> str | None:
+    """The form's grammar, once the door knows whether it is good; None: it compiles none. Raises
+    ValueError where that takes too long, or where the form has no grammar."""
     if door.grammars is None:
-        return
-    try:
-        text = await asyncio.to_thread(form.normalised, leading_space=door.leading_space)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"structured_outputs: {error}") from None
+        return None
+    text = await asyncio.to_thread(door.normalised, form)
     future = asyncio.wrap_future(door.grammars.compile(text))
     done, _ = await asyncio.wait([future], timeout=COMPILE_LIMIT_S)
     if not done:
         raise ValueError(f"structured_outputs: it takes more than {COMPILE_LIMIT_S:g} s to compile")
     future.exception()  # `Door.prepare` raises it
+    return text

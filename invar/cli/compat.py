@@ -117,6 +117,12 @@ VLLM: tuple[Rule, ...] = (
     turns("optimization_level", 1, "-O1"),
     turns("optimization_level", 2, "-O2"),
     turns("optimization_level", 3, "-O3"),
+    sets("structured_outputs_config", "--structured-outputs-config"),
+    *(
+        turns(f"guided_decoding_{name}", value, f"--{no}guided-decoding-{name.replace('_', '-')}")
+        for name in ("disable_any_whitespace", "disable_additional_properties")
+        for value, no in ((True, ""), (False, "no-"))
+    ),
     turns("enforce_eager", True, "--enforce-eager"),
     turns("enforce_eager", False, "--no-enforce-eager"),
     turns("enable_chunked_prefill", True, "--enable-chunked-prefill"),

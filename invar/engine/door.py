@@ -7,7 +7,7 @@ was given, limits are cut to the context, a prompt that can never fit is refused
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from invar.engine.request import EngineRequest, Sampling
 from invar.engine.sampling_params import MIN_TEMPERATURE, SamplingParams, bias_id
 from invar.grammar.compiler import CompiledGrammar, GrammarCompiler
+from invar.grammar.structured_outputs import StructuredOutputs
 from invar.grammar.thoughts import Thoughts
 
 UINT64 = 2**64
@@ -62,6 +63,7 @@ class Door:
     seeds: SeedSource = field(default_factory=SeedSource)
     grammars: GrammarCompiler | None = None  # None: no request may have one
     leading_space: bool = False  # the tokenizer's words begin with one, so JSON may
+    form_defaults: Mapping[str, bool] = field(default_factory=dict)  # of `StructuredOutputs`
 
     def resolve(
         self,
@@ -107,8 +109,19 @@ class Door:
             for choice in range(params.n)
         ]
 
-    def prepare(self, params: SamplingParams) -> ResolvedParams:
-        """Once for all prompts of a call: lists may be as long as the vocabulary."""
+    def normalised(self, form: StructuredOutputs) -> str:
+        """The form's grammar as `GrammarCompiler` takes it. Raises ValueError."""
+        try:
+            whole = form.with_defaults(self.form_defaults)
+            return whole.normalised(leading_space=self.leading_space)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"structured_outputs: {error}") from None
+
+    def prepare(self, params: SamplingParams, grammar: str | None = None) -> ResolvedParams:
+        """Once for all prompts of a call: lists may be as long as the vocabulary.
+
+        grammar: the normalised form of the parameters' `structured_outputs`, if it is known.
+        """
         params.validate()
         self._check_ids("stop_token_ids", params.stop_token_ids or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -118,17 +131,19 @@ class Door:
         sampling = self._sampling(params)
         self._check_remaining(sampling, stops, params.min_tokens)
         ready = ResolvedParams(params, sampling, stops)
-        return ready if params.structured_outputs is None else self._with_grammar(ready)
+        if params.structured_outputs is None:
+            return ready
+        return self._with_grammar(ready, grammar)
 
-    def _with_grammar(self, ready: ResolvedParams) -> ResolvedParams:
+    def _with_grammar(self, ready: ResolvedParams, text: str | None) -> ResolvedParams:
         """Compiles the grammar, which may take seconds; a known one costs nothing."""
         wanted = ready.params.structured_outputs
         if self.grammars is None:
             raise ValueError("structured_outputs: this engine compiles no grammars")
+        text = self.normalised(wanted) if text is None else text
         try:
-            text = wanted.normalised(leading_space=self.leading_space)
             grammar = self.grammars.check(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"structured_outputs: {error}") from None
         sampling = replace(ready.sampling, grammar=text, completes_grammar=wanted.complete_at_limit)
         ready = replace(ready, sampling=sampling, grammar=grammar)

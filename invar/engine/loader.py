@@ -218,6 +218,7 @@ def door_of(
         seeds=SeedSource(config.seed),
         grammars=grammars or GrammarCompiler(lambda: tokenizer, vocab_size),
         leading_space=tokenizer.strips_leading_space,
+        form_defaults=config.form_defaults,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from invar.config import check_names
@@ -103,6 +103,13 @@ class StructuredOutputs:
         else:
             lark = tag_grammar(_parsed("structural_tag", self.structural_tag), self._json_rule)
         return json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False)
+
+    def with_defaults(self, switches: Mapping[str, bool]) -> StructuredOutputs:
+        """With what a server says of all forms; a pattern for blanks of its own goes before."""
+        on: dict[str, Any] = dict(switches)
+        if self.whitespace_pattern is not None:
+            on.pop("disable_any_whitespace", None)
+        return replace(self, **on) if on else self
 
     def json_schema(self) -> Any:
         """Of the kinds ``json`` and ``json_object``: the schema as data."""

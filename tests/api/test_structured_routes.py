@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from invar.config import EngineConfig
+from invar.grammar.structured_outputs import StructuredOutputs
 
 from .scripted import events
 from .test_real_engine import TINY, RealServer, real_server
@@ -292,3 +293,15 @@ def test_markers_in_a_form_are_its_own(thinker: RealServer) -> None:
     for fields in ({}, {"chat_template_kwargs": {"enable_thinking": False}}):
         message = chat(thinker, structured_outputs=choice, max_tokens=120, **fields)
         assert message["choices"][0]["message"]["content"] == said
+
+
+def test_a_form_is_normalised_once(real: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, honest = [0], StructuredOutputs.normalised
+
+    def counted(form: StructuredOutputs, **options: bool) -> str:
+        count[0] += 1
+        return honest(form, **options)
+
+    monkeypatch.setattr(StructuredOutputs, "normalised", counted)
+    assert text_of(real, structured_outputs={"choice": ["once"]}) == "once"
+    assert count == [1]

@@ -143,3 +143,47 @@ def test_a_form_and_a_budget_of_thoughts(tmp_path: Path) -> None:
     for wrong in (-2, "5", True):
         with pytest.raises(ValueError, match="thinking_token_budget"):
             SamplingParams(thinking_token_budget=wrong)  # type: ignore[arg-type]
+
+
+COMPACT: list[dict[str, object]] = [
+    {"guided_decoding_disable_any_whitespace": True},
+    {"structured_outputs_config": {"disable_any_whitespace": True, "backend": "xgrammar"}},
+]
+
+
+@pytest.mark.parametrize("options", COMPACT, ids=lambda one: next(iter(one)))
+def test_no_blanks_where_the_engine_says_so(options: dict[str, object]) -> None:
+    with LLM(TINY, max_num_seqs=4, **options) as llm:
+        door = llm.model.door
+        form = StructuredOutputs(json={"type": "array", "items": {"enum": [1]}, "minItems": 3})
+        assert door.normalised(form) == StructuredOutputs(
+            json=form.json, disable_any_whitespace=True
+        ).normalised(leading_space=door.leading_space)
+        (answer,) = llm.generate("x", params(form, 60), use_tqdm=False)
+        assert re.fullmatch(r" ?\[1(,1)+\]", answer.outputs[0].text)
+        # A pattern of the request's own goes before.
+        own = StructuredOutputs(json=form.json, whitespace_pattern="  ")
+        assert door.normalised(own) == own.normalised(leading_space=door.leading_space)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"whitespace": True}, "'whitespace' is not one of"),
+    ({"disable_any_whitespace": 1}, "disable_any_whitespace: 1 is not supported"),
+    ({"enable_in_reasoning": True}, "enable_in_reasoning: True is not supported"),
+    ("x", "expected an object"),
+])  # fmt: skip
+def test_wrong_options_of_forms(given: object, said: str) -> None:
+    with pytest.raises(ValueError, match=f"structured_outputs_config.*{said}"):
+        LLM(TINY, structured_outputs_config=given)
+
+
+def test_a_form_is_normalised_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    count, honest = [0], StructuredOutputs.normalised
+
+    def counted(form: StructuredOutputs, **options: bool) -> str:
+        count[0] += 1
+        return honest(form, **options)
+
+    monkeypatch.setattr(StructuredOutputs, "normalised", counted)
+    llm.generate(PROMPTS, params({"choice": ["a", "b"]}), use_tqdm=False)
+    assert count == [1]
