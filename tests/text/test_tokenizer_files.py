@@ -217,6 +217,21 @@ def test_damaged_characters_are_refused_or_harmless() -> None:
     assert 0 < harmless < 500
 
 
+def test_damaged_characters_of_a_gguf_file_are_refused() -> None:
+    model = read_sentencepiece((HERE / "unigram" / "tokenizer.model").read_bytes())
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": model.pieces,
+        "tokenizer.ggml.scores": np.array(model.scores, np.float32),
+        "tokenizer.ggml.unknown_token_id": model.unknown_id,
+        "tokenizer.ggml.precompiled_charsmap": np.frombuffer(model.charsmap, np.uint8),
+    }
+    assert len(Tokenizer.from_gguf(metadata).encode("ﬁne", add_special_tokens=False)) > 1
+    metadata["tokenizer.ggml.precompiled_charsmap"] = np.full(1037, 255, np.uint8)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.ggml\.precompiled_charsmap: is damaged"):
+        Tokenizer.from_gguf(metadata)
+
+
 def test_a_model_with_damaged_characters_is_refused(tmp_path: Path) -> None:
     data = (HERE / "normalized" / "tokenizer.model").read_bytes()
     charsmap = read_sentencepiece(data).charsmap
