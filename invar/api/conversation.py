@@ -14,13 +14,13 @@ from starlette.requests import Request
 from invar.api.calls import Call, start_call
 from invar.api.errors import ApiError, context_overflow
 from invar.api.fields import ChatFields
+from invar.api.forced_calls import CalledTools, called_tools
 from invar.api.prompts import ChatPrompt, chat_prompt, check_fits
-from invar.api.refusals import cannot
 from invar.api.sampling import choice_requests, prepare_sampling, tenant_of
 from invar.api.server import Server
-from invar.api.tools import ToolUse
 from invar.grammar.thoughts import Thoughts
 from invar.text.reply import MarkedFormat, Reply, ReplyFormat
+from invar.text.tools import ToolUse
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,9 @@ async def start_conversation(
         check_begins(server, len(prompt))
     else:
         check_fits(server, len(prompt), max_tokens, "messages")
-    if prompt.tools.must_call:
-        raise cannot("tool_choice", "calls that must be made come with a later version")
-    if prompt.tools.strict:
-        raise cannot("tools", "arguments held to a schema (strict) come with a later version")
+    called = await called_tools(server, fields, ready, prompt)
+    if called is not None:
+        ready = called.ready
     form = reply_format(server, fields, prompt.tools)
     shown = server.model.replies.shown_ids if form and server.model.replies else frozenset()
     tenant = tenant_of(server, request, fields)
@@ -60,7 +59,7 @@ async def start_conversation(
         prompt.ids,
         tenant,
         shown_ids=shown,
-        thoughts=thoughts_of(server, prompt),
+        thoughts=thoughts_of(server, prompt, called),
     )
     new_reply = partial(
         Reply,
@@ -69,7 +68,7 @@ async def start_conversation(
         prompt_end=prompt.end,
         continued=prompt.continued,
         parallel=prompt.tools.parallel,
-        keeps_content=ready.grammar is not None,
+        keeps_content=ready.grammar is not None and called is None,
     )
     return start_call(
         server,
@@ -79,7 +78,7 @@ async def start_conversation(
         [prompt.ids],
         choices,
         new_reply,
-        warnings=ready.warnings,
+        warnings=ready.warnings if called is None else called.warnings,
     )
 
 
@@ -94,7 +93,7 @@ def reply_format(server: Server, fields: ChatFields, tools: ToolUse) -> ReplyFor
     return form
 
 
-def thoughts_of(server: Server, prompt: ChatPrompt) -> Thoughts | None:
+def thoughts_of(server: Server, prompt: ChatPrompt, called: CalledTools | None) -> Thoughts | None:
     """Those that may stand before the answer, however the reply is told."""
     replies = server.model.replies
     if replies is None:
@@ -104,6 +103,7 @@ def thoughts_of(server: Server, prompt: ChatPrompt) -> Thoughts | None:
         continued=prompt.continued,
         thinks=prompt.thinks,
         takes_calls=prompt.tools.schemas is not None,
+        held=None if called is None else called.held,
     )
 
 

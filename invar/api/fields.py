@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from invar.api.tools import Tool
+from invar.text.tools import Tool
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

@@ -15,7 +15,7 @@ from invar.api.errors import ApiError, bad_request
 from invar.api.fields import ChatFields, Message
 from invar.api.limits import Limits, check_items
 from invar.api.refusals import FieldRules, Refusal, cannot
-from invar.api.tools import Function, Tool
+from invar.text.tools import Function, Tool
 
 # A line with a hash of its own in every request of Claude Code, at the front of the system prompt:
 # no two requests would share a prefix (vLLM drops it too).

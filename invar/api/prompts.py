@@ -15,10 +15,10 @@ from invar.api.fields import ChatFields, Message, TokenizeFields
 from invar.api.limits import MAX_TOKEN_CHARACTERS, check_count, checked_token_ids
 from invar.api.server import Server
 from invar.api.threads import beside_loop
-from invar.api.tools import NO_TOOLS, ToolUse, tool_use
 from invar.text.chat_template import require_template
 from invar.text.errors import ChatTemplateError, TokenizerError
 from invar.text.reply_detection import PROMPT_END, THINKING_SWITCHES, wants_thoughts
+from invar.text.tools import NO_TOOLS, ToolError, ToolUse, tool_use
 
 # Variables of a template that have a field of their own, or that would replace the template.
 RESERVED_VARIABLES = frozenset(
@@ -87,11 +87,7 @@ async def chat_prompt(
         raise bad_request(
             f"chat_template_kwargs cannot set {name}.", f"chat_template_kwargs.{name}"
         )
-    tools = NO_TOOLS
-    if isinstance(fields, ChatFields):
-        tools = tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
-    elif fields.tools:
-        tools = tool_use(fields.tools, None, None)
+    tools = tools_of(fields)
     effort = getattr(fields, "reasoning_effort", None)
     if effort is not None:
         variables.setdefault("reasoning_effort", effort)
@@ -122,6 +118,15 @@ async def chat_prompt(
     text, ids = await encoded(server, encode, characters, "messages", body_bytes)
     continued = final_text(checked) if continues else ""
     return ChatPrompt(ids, text[-PROMPT_END:], continued, tools, wants_thoughts(variables))
+
+
+def tools_of(fields: ChatFields | TokenizeFields) -> ToolUse:
+    try:
+        if isinstance(fields, ChatFields):
+            return tool_use(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+        return tool_use(fields.tools, None, None)
+    except ToolError as error:
+        raise bad_request(str(error), error.field) from None
 
 
 def final_text(messages: list[Message]) -> str:

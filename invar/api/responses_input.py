@@ -15,7 +15,7 @@ from invar.api.errors import bad_request
 from invar.api.fields import ChatFields, Message, StreamOptions
 from invar.api.limits import Limits, check_items
 from invar.api.refusals import FieldRules, Refusal
-from invar.api.tools import Function, Tool
+from invar.text.tools import Function, Tool
 
 LOGPROBS = "message.output_text.logprobs"
 # Of kinds of output that no answer here has.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -57,10 +58,8 @@ class CompiledGrammar:
     warnings: tuple[str, ...]  # keywords that are ignored
     end: tuple[int, ...] | None  # tokens of a short answer; None: none was found
     vocabulary: GrammarVocabulary
-
-    @property
-    def completer(self) -> Completer:
-        return self.vocabulary.completer
+    completer: Completer  # knows the grammar
+    longest_branch: int = 0  # tokens of the longest of those short answers that it tells apart
 
     def matcher(self) -> Any:
         return self.start.deep_copy()
@@ -134,17 +133,27 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         vocabulary = self.vocabulary()
+        lark = json.loads(grammar)["grammars"][0].get("lark_grammar", "")
+        completer = vocabulary.completer.of_grammar(lark, vocabulary.raw)
         limits = LLParserLimits(verbose_errors=False, max_grammar_size=MAX_SYMBOLS)
         start = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
         _raise_error(start)
         start.compute_bitmask()  # of the first token: what no text fits shows here
         _raise_error(start)
         try:
-            end = vocabulary.completer.quick(start, MAX_TOKENS, END_LIMIT_S)
+            end = completer.quick(start, MAX_TOKENS, END_LIMIT_S)
+            branches = completer.branches(start, END_LIMIT_S)
         except TimeoutError:
             raise GrammarError("its answers are too costly to follow") from None
-        warnings = tuple(start.get_grammar_warnings())
-        return CompiledGrammar(start, warnings, None if end is None else tuple(end), vocabulary)
+        shortest = min([*branches, *([] if end is None else [end])], key=len, default=None)
+        return CompiledGrammar(
+            start,
+            tuple(start.get_grammar_warnings()),
+            None if shortest is None else tuple(shortest),
+            vocabulary,
+            completer,
+            max(map(len, branches), default=0),
+        )
 
     def vocabulary(self) -> GrammarVocabulary:
         """Reads it where that has not been done, which takes a moment. Raises GrammarError."""

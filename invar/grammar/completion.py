@@ -1,14 +1,17 @@
 """Short ends of an answer: how few tokens still satisfy its grammar.
 
 The grammar engine does not tell, so tokens are tried: of those that it allows, the ones that close
-what is open come first. What is found is an end, and for all but odd grammars a shortest one.
+what is open come first: quotes and brackets, and the texts and control tokens that a grammar names
+as ends. What is found is an end, and for all but odd grammars a shortest one.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -18,6 +21,7 @@ import numpy.typing as npt
 MAX_TOKENS = 512  # of an end that is looked for
 BEAM = 4  # beginnings of ends that are kept, of each length
 BRANCHES = 4  # tokens that are tried after each
+MARKED = 1000  # kinds from here on are those of control tokens
 IN_TEXT = 100  # kinds from here on are those of tokens inside free text
 REPEATS = 4  # tokens of one kind in a row, before another kind is tried
 WINDOW = 4096  # tokens of the order that are looked at together
@@ -30,6 +34,7 @@ OUTSIDE = tuple(
     re.compile(pattern)
     for pattern in (
         rb'""[}\]]*',
+        rb"<?/[^ ]*",  # of a tag
         rb'"?\}[}\]]*',
         rb'"?\][}\]]*',
         rb'[\]}"]+[,:]"?',
@@ -44,7 +49,12 @@ OUTSIDE = tuple(
 # Where text is free, braces are text: only a quote closes. One with a comma opens what comes next,
 # and would do so for ever in an array.
 INSIDE = tuple(re.compile(pattern) for pattern in (rb'"[}\]]+', rb'"', rb'"[,:]"?'))
-SYNTAX = frozenset(b'"}]{[,:0123456789nt')  # first bytes of all that these match
+SYNTAX = frozenset(b'"</}]{[,:0123456789nt')  # first bytes of all that these match
+# What a text ends with in a rule of Lark, and what the writer of a grammar says to be an end.
+END = re.compile(r'(?:\[suffix=|^// end: )("(?:[^"\\]|\\.)*")', re.MULTILINE)
+# What its alternatives begin with, in texts and control tokens.
+OPENING = re.compile(r"^// opening: (.*)$", re.MULTILINE)
+CONTROL = re.compile(r"<\[(\d+)\]>")
 FREE_TEXT = (b"Q", b"#", b"~")  # no syntax has all of these at one place
 
 
@@ -52,7 +62,7 @@ class Completer:
     """Finds ends for grammars over one vocabulary. Nothing changes after construction."""
 
     def __init__(self, tokens: list[bytes], special_ids: frozenset[int], eos_id: int) -> None:
-        self._eos_id = eos_id
+        self.eos_id = eos_id
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
         lengths[list(special_ids)] = 0
         by_length = np.argsort(lengths, kind="stable")
@@ -61,10 +71,48 @@ class Completer:
         self._inside = _groups(ids, tokens, INSIDE)
         free = [one for one in ids[: 2 * 256].tolist() if tokens[one] in FREE_TEXT]
         self._free: Ids = np.array(free, np.int64)
+        lines = [one for one in ids[: 2 * 256].tolist() if tokens[one] == b"\n"]
+        self._lines: Ids = np.array(lines, np.int64)
+        self._special: tuple[int, ...] = ()
+        self._ends: tuple[tuple[list[int], ...], ...] = ()
+        self._openings: list[list[str | int]] = []
+        self._encode: Callable[[str], list[int]] | None = None
+
+    def of_grammar(self, lark: str, encode: Callable[[str], list[int]]) -> Completer:
+        """One that knows what this grammar ends texts with. encode: gives a text's tokens."""
+        own = copy.copy(self)
+        # What closes stands behind what opens.
+        named = dict.fromkeys(int(one) for one in reversed(CONTROL.findall(lark)))
+        own._special = tuple(named)
+        texts = [json.loads(one) for one in dict.fromkeys(reversed(END.findall(lark)))]
+        own._ends = tuple(
+            tuple(encode(text[start:]) for start in reversed(range(len(text)))) for text in texts
+        )
+        own._encode = encode
+        own._openings = [json.loads(one) for one in OPENING.findall(lark)]
+        return own
+
+    def branches(self, start: Any, limit_s: float) -> list[list[int]]:
+        """Short answers, one after each opening of the grammar. start: its matcher.
+
+        limit_s: seconds of a core for all; then TimeoutError.
+        """
+        found = []
+        deadline = time.thread_time() + limit_s
+        for opening in self._openings:
+            tokens: list[int] = []
+            for one in opening:
+                assert self._encode is not None
+                tokens += self._encode(one) if isinstance(one, str) else [one]
+            matcher = start.deep_copy()
+            if matcher.try_consume_tokens(tokens) == len(tokens):
+                rest = self.quick(matcher, MAX_TOKENS, max(0.0, deadline - time.thread_time()))
+                found += [] if rest is None else [[*tokens, *rest]]
+        return found
 
     def ends_with(self, matcher: Any, end: list[int]) -> bool:
         """Whether `end` after what the matcher has seen satisfies its grammar."""
-        return bool(matcher.validate_tokens([*end, self._eos_id]) == len(end) + 1)
+        return bool(matcher.validate_tokens([*end, self.eos_id]) == len(end) + 1)
 
     def shortest(self, matcher: Any, limit: int = MAX_TOKENS) -> list[int] | None:
         """From many beginnings at once. None: not found. The matcher stays as it is."""
@@ -124,7 +172,13 @@ class Completer:
             yield -len(forced), int(forced[0])  # a kind of its own: how many there are
             return
         words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        for place, token in enumerate(self._special):
+            if words[token >> 5] >> (token & 31) & 1:
+                yield MARKED + place, token
         is_free = bool(len(self._free)) and bool(_allowed(words, self._free).all())
+        # In strings of JSON, where line breaks are escaped, nothing but a quote is an end.
+        if self._ends and (not is_free or _allowed(words, self._lines).all()):
+            yield from self._text_end(matcher, is_free)
         inside = is_free and closes
         first = IN_TEXT if inside else 0
         for kind, ids in enumerate(self._inside if inside else self._outside, start=first):
@@ -135,10 +189,22 @@ class Completer:
                     yield kind, int(found[0])
                     break
 
+    def _text_end(self, matcher: Any, is_free: bool) -> Iterator[tuple[int, int]]:
+        """The first token of what is missing of a text's end, which may have begun."""
+        for rests in self._ends:
+            whole = rests[-1]
+            for rest in rests:
+                if matcher.validate_tokens(rest) < len(rest):
+                    continue
+                # Behind its end no text has another one.
+                if not is_free or matcher.validate_tokens([*rest, *whole]) < len(rest) + len(whole):
+                    yield -len(rest), rest[0]
+                    return
+
 
 def _groups(ids: Ids, tokens: list[bytes], ranks: tuple[re.Pattern[bytes], ...]) -> list[Ids]:
     """Ids by the first pattern that their bytes match, the longest first; then all others, once
-    from the shortest and once from the longest on.
+    from the shortest and once from the longest on; then blanks.
 
     ids: by length.
     """
@@ -151,10 +217,11 @@ def _groups(ids: Ids, tokens: list[bytes], ranks: tuple[re.Pattern[bytes], ...])
                     groups[rank].append(one)
                     is_other[place] = False
                     break
-    others = ids[is_other]
+    is_blank = np.array([not tokens[one].strip() for one in ids.tolist()], bool)
+    others = ids[is_other & ~is_blank]
     for group in groups:
         group.sort(key=lambda one: -len(tokens[one]))  # equal ones stay by id
-    return [*(np.array(group, np.int64) for group in groups), others, others[::-1]]
+    return [*(np.array(group, np.int64) for group in groups), others, others[::-1], ids[is_blank]]
 
 
 def _allowed(words: npt.NDArray[np.uint32], ids: Ids) -> npt.NDArray[np.bool_]:

@@ -81,7 +81,8 @@ class Guide:
             end = grammar.shortest
         self._completes = completes and end is not None
         self._end: Sequence[int] = end or ()  # of the state when it was last looked at
-        self._growth = GROWTH + len(self._end)
+        self._whole_end = self._end
+        self._growth = GROWTH + max(len(self._end), grammar.longest_branch if grammar else 0)
         self._look_in = self._patience()
         self._thinking: Thinking | None = None
         self._unguided: Mask | None = allowed  # of what the grammar has no say about
@@ -199,12 +200,15 @@ class Guide:
             # What begins so may be the answer all the same.
             if self._matcher is not None and not self._matcher.try_consume_tokens([token]):
                 self._matcher = None
+            self._end = self._guess(token)
         elif after.phase is Phase.ENDED and grammar is not None:
-            self._matcher = grammar.matcher()
+            self._matcher, self._end = grammar.matcher(), self._whole_end
             rest = after.rest if after.is_opener else after.rest.lstrip(BLANK)
             ids = grammar.vocabulary.raw.marked(rest.decode("utf-8", "replace"))
             if self._matcher_takes(ids):
                 self._matcher.try_consume_tokens(ids)
+                for one in ids:
+                    self._end = self._guess(one)
             elif after.is_opener:
                 after = after.going_on()
             else:
@@ -237,7 +241,7 @@ class Guide:
         if not matcher.consume_token(token):
             self.error = str(matcher.get_error()) or f"token {token} does not fit the grammar"
             return None
-        guess = self._end[1:] if self._end[:1] == (token,) else self._end
+        guess = self._guess(token)
         end: Sequence[int] | None = guess
         if looks and not matcher.is_stopped():
             end = self._end_after(matcher, guess, self._left - 1)
@@ -253,12 +257,17 @@ class Guide:
         self.finished = bool(matcher.is_stopped())
         return None
 
+    def _guess(self, token: int) -> Sequence[int]:
+        """What of the end is left after a token, if that was its first."""
+        return self._end[1:] if self._end[:1] == (token,) else self._end
+
     def _finds_way_out(self) -> bool:
         """Whether the state before the token has an end that fits, which `_end` is then."""
         end = self._end_after(self._matcher, self._end, self._left)
-        if end:
-            self._end = end
-        return bool(end)
+        if end is not None:
+            assert self._grammar is not None
+            self._end = end or (self._grammar.completer.eos_id,)
+        return end is not None
 
     def _end_after(self, matcher: Any, guess: Sequence[int], room: int) -> tuple[int, ...] | None:
         """An end of at most `room` tokens."""

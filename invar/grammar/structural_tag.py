@@ -6,13 +6,18 @@ Both forms are read: ``structures`` with ``triggers``, and ``format`` with its k
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Spec = Mapping[str, Any]
-JsonRule = Callable[[Any], str]  # a schema → what stands for it in a rule
+# A schema, and whether it is enforced to the letter if it says so itself → what stands for it.
+JsonRule = Callable[[Any, bool | None], str]
 
 MAX_DEPTH = 32
+TEXTS = ("any_text", "regex")
+REPEATS = {"optional": "?", "star": "*", "plus": "+"}
+ANY_TEXT = "(?s:.*)"
 
 
 def tag_grammar(spec: object, json_rule: JsonRule) -> str:
@@ -30,7 +35,8 @@ def tag_grammar(spec: object, json_rule: JsonRule) -> str:
         ]
         triggered = {"type": "triggered_tags", "tags": tags, "triggers": spec.get("triggers")}
         start = rules.of(triggered, "structural_tag", 0)
-    return "\n".join(["%llguidance {}", f"start: {start}", *rules.lines, ""])
+    openings = [f"// opening: {json.dumps(one)}" for one in spec.get("openings", ())]
+    return "\n".join(["%llguidance {}", f"start: {start}", *rules.lines, *openings, ""])
 
 
 def _schema_content(structure: Spec) -> Spec:
@@ -43,6 +49,7 @@ class _Rules:
     def __init__(self, json_rule: JsonRule) -> None:
         self.lines: list[str] = []
         self._json_rule = json_rule
+        self._names: dict[tuple[str, str], str] = {}  # (kind, body) → name
         self._count = 0
 
     def of(self, spec: object, where: str, depth: int) -> str:
@@ -54,16 +61,21 @@ class _Rules:
         if kind == "const_string":
             return _quoted(_text(spec, "value", where))
         if kind == "json_schema":
-            return self._rule(self._json_rule(spec.get("json_schema")))
-        if kind == "regex":
-            return self._terminal(terminal(_text(spec, "pattern", where)))
-        if kind == "any_text":
-            return self._terminal("/(?s:.*)/")
+            return self._rule(self._json_rule(spec.get("json_schema"), spec.get("strict")))
+        if kind in TEXTS:
+            return self._terminal(_text_pattern(spec, where))
+        if kind == "token":
+            return f"<[{_token(spec, where)}]>"
+        if kind in REPEATS:
+            return self._rule(f"({self.of(spec.get('content'), where, depth + 1)}){REPEATS[kind]}")
         if kind in ("sequence", "or"):
+            elements = _list(spec, "elements", where)
             parts = [
                 self.of(one, f"{where}.elements[{index}]", depth + 1)
-                for index, one in enumerate(_list(spec, "elements", where))
+                for index, one in enumerate(elements)
             ]
+            if kind == "sequence":
+                self._note_ends(elements)
             return self._rule((" " if kind == "sequence" else " | ").join(parts))
         if kind == "tag":
             return self._rule(self._tag(spec, where, depth, ""))
@@ -71,8 +83,16 @@ class _Rules:
             return self._triggered(spec, where, depth)
         raise ValueError(
             f"{where}.type: {kind!r:.40} is not known (known: const_string, json_schema, regex, "
-            f"any_text, sequence, or, tag, triggered_tags)"
+            f"any_text, token, sequence, or, optional, star, plus, tag, triggered_tags)"
         )
+
+    def _note_ends(self, elements: list[Spec]) -> None:
+        """What stands behind a repetition ends it: a comment for `invar.grammar.completion`."""
+        repeats = False
+        for one in elements:
+            if repeats and one["type"] == "const_string":
+                self.lines.append(f"// end: {_quoted(one['value'])}")
+            repeats = one["type"] == "star" or (repeats and one["type"] == "optional")
 
     def _tag(self, spec: Spec, where: str, depth: int, without: str) -> str:
         """``without``: what has been matched of its beginning."""
@@ -82,10 +102,11 @@ class _Rules:
             raise ValueError(f"{where}.content: expected an object")
         rest = begin.removeprefix(without)
         before = f"{_quoted(rest)} " if rest else ""
-        if content.get("type") == "any_text" and end:
+        if content.get("type") in TEXTS and end:
+            text = self._terminal(_text_pattern(content, f"{where}.content"))
             self._count += 1
             name = f"text_{self._count}"
-            self.lines.append(f"{name}[suffix={_quoted(end)}]: /(?s:.*)/")
+            self.lines.append(f"{name}[suffix={_quoted(end)}]: {text}")
             return before + name
         after = f" {_quoted(end)}" if end else ""
         return before + self.of(content, f"{where}.content", depth + 1) + after
@@ -115,14 +136,41 @@ class _Rules:
         return f"{one}{repeat} {self._terminal('/(?s:.*)/')}"
 
     def _rule(self, body: str) -> str:
-        self._count += 1
-        self.lines.append(f"rule_{self._count}: {body}")
-        return f"rule_{self._count}"
+        return self._named("rule", body)
 
     def _terminal(self, body: str) -> str:
-        self._count += 1
-        self.lines.append(f"TERM_{self._count}: {body}")
-        return f"TERM_{self._count}"
+        return self._named("TERM", body)
+
+    def _named(self, kind: str, body: str) -> str:
+        """What is there already is not written twice."""
+        name = self._names.get((kind, body))
+        if name is None:
+            self._count += 1
+            name = self._names[kind, body] = f"{kind}_{self._count}"
+            self.lines.append(f"{name}: {body}")
+        return name
+
+
+def _text_pattern(spec: Spec, where: str) -> str:
+    """Of a text that may be forbidden to hold some others."""
+    if spec.get("type") == "any_text":
+        pattern = f"/{ANY_TEXT}/"
+    else:
+        pattern = terminal(_text(spec, "pattern", where))
+    excluded = spec.get("excludes") or []
+    if not isinstance(excluded, list) or not all(isinstance(one, str) and one for one in excluded):
+        raise ValueError(f"{where}.excludes: expected a list of texts that are not empty")
+    if excluded:
+        held = "|".join(re.escape(one).replace("\\\n", r"\n") for one in excluded)
+        pattern += f" & ~{terminal(f'{ANY_TEXT}({held}){ANY_TEXT}')}"
+    return pattern
+
+
+def _token(spec: Spec, where: str) -> int:
+    token = spec.get("token")
+    if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+        raise ValueError(f"{where}.token: expected the id of a token")
+    return token
 
 
 def _list(spec: Spec, name: str, where: str) -> list[Any]:

@@ -86,7 +86,7 @@ class StructuredOutputs:
     def normalised(self, *, leading_space: bool = False) -> str:
         """The one string. leading_space: JSON may begin with a blank, as the words of some
         tokenizers do. Raises ValueError naming the field."""
-        if self.kind in ("json", "json_object"):
+        if self.is_json:
             rule = self._json_rule(self.json_schema())
             lark = (
                 f"%llguidance {{}}\nstart: {'/ ?/ ' if leading_space else ''}json\njson: {rule}\n"
@@ -111,6 +111,10 @@ class StructuredOutputs:
             on.pop("disable_any_whitespace", None)
         return replace(self, **on) if on else self
 
+    @property
+    def is_json(self) -> bool:
+        return self.kind in ("json", "json_object")
+
     def json_schema(self) -> Any:
         """Of the kinds ``json`` and ``json_object``: the schema as data."""
         if self.json_object:
@@ -122,18 +126,19 @@ class StructuredOutputs:
         except ValueError as error:
             raise ValueError(f"json: {error}") from None
 
-    def _json_rule(self, schema: Any) -> str:
-        """What stands for a schema in a rule of Lark."""
+    def _json_rule(self, schema: Any, strict: bool | None = None) -> str:
+        """What stands for a schema in a rule of Lark. strict: for this one alone."""
+        strict = self.strict if strict is None else strict
         if isinstance(schema, bool):
             schema = {} if schema else {"enum": []}
         if not isinstance(schema, Mapping):
             raise ValueError(f"json: a schema is an object, got {schema!r:.60}")
         check_depth(schema)
-        if self.strict:
+        if strict:
             _check_ids(schema)
         if self.disable_additional_properties:
             schema = _closed(schema)
-        options: dict[str, Any] = {"lenient": not self.strict, "coerce_one_of": not self.strict}
+        options: dict[str, Any] = {"lenient": not strict, "coerce_one_of": not strict}
         if self.disable_any_whitespace:
             options["whitespace_flexible"] = False
         else:

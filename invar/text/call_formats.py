@@ -7,13 +7,17 @@ import re
 from abc import abstractmethod
 from dataclasses import dataclass
 
+from invar.text.argument_writing import BareKeyHand, Tags, python_arguments_of, resolved
 from invar.text.call_values import TypedValue, escaped, python_arguments, unquoted_object
+from invar.text.call_writing import Hand, Spec, Writing, WrittenTool
 from invar.text.reply import BLANK, CallFormat, Reply
 from invar.text.scanner import Reading, Scanner, stops, wholly
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
 MAX_HEAD = 512  # characters
+PYTHON_NAME = re.compile(r"[^\W_][\w.\-]*|_[\w.\-]*")
+LIST = ("[", ", ", "]")
 NAME = re.compile(r"[\w.\-/:@ ]{1,128}")
 
 
@@ -68,10 +72,21 @@ class ListedCalls(CallFormat):
     openers: tuple[str, ...] = ()
     close: str = ""
     bare: str = ""
+    writes: str = ""  # a call
+    # What stands before, between and after calls that share markers; None: each has its own.
+    joins: tuple[str, str, str] | None = None
 
     @property
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.close,) if self.close else ()
+
+    def writing(self, begin: str) -> Writing:
+        close = f"$blank{self.close}" if self.close and begin else ""
+        if self.joins is None:
+            return Writing(f"{begin}$blank{self.writes}{close}")
+        first, joint, last = self.joins
+        start = f"{begin}$blank{first}" if begin else first
+        return Writing(self.writes, start, joint, f"{last}{close}")
 
     def read(self, reply: Reply, opener: str) -> Reading[bool]:
         scanner, surely = reply.scanner, opener != ""
@@ -103,6 +118,7 @@ class ListedCalls(CallFormat):
 class JsonCalls(ListedCalls):
     """Objects with a name and arguments."""
 
+    writes: str = '{"name": "$name", "arguments": $arguments}'
     keyed: bool = False  # {name: arguments}
     id_length: int = 0
 
@@ -180,18 +196,6 @@ def string_of(text: str) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tags:
-    """Arguments as tagged texts: ``open`` HEAD ``head_end`` VALUE ``close``."""
-
-    open: str
-    head_end: str
-    close: str
-    key: str = r"(?P<key>.+)"  # of the head; a group `text` says whether the value is a string
-    trims: bool = False  # one line break on either side of a value
-    cdata: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class HeadedCalls(CallFormat):
     """A head with the name, then arguments as JSON or in tags; perhaps inside of a section."""
 
@@ -199,20 +203,43 @@ class HeadedCalls(CallFormat):
     head_ends: tuple[str, ...]
     close: str = ""
     head: str = r"(?P<name>.+)"  # groups name and id
+    writes: str = "$name"  # a head
+    writes_end: str | None = None  # of a head; None: the first of `head_ends`
     section: tuple[str, str] | None = None
+    shares_section: bool = True  # several calls stand in one
     tags: Tags | None = None
     fence: str = ""  # after the JSON
     id_length: int = 0
 
     @property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.open,) if self.section is None else (self.open, self.section[0])
+        return (self.open,) if self.section is None else (self.section[0], self.open)
 
     @property
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
         tags = () if self.tags is None else (self.tags.open, self.tags.head_end, self.tags.close)
-        around = (self.close, *self.head_ends, *(self.section or ()), *tags)
+        around = (self.close, *self.head_ends, self.writes, *(self.section or ()), *tags)
         return tuple(text for text in around if text)
+
+    def writing(self, begin: str) -> Writing:
+        end = self.head_ends[0] if self.writes_end is None else self.writes_end
+        fence = f"$blank{self.fence}" if self.fence else ""
+        close = f"$blank{self.close}" if self.tags is not None else self.close
+        call = f"{self.open}{self.writes}{end}$arguments{fence}{close}"
+        if self.section is None or begin == self.open:
+            return Writing(call)
+        first, last = f"{self.section[0]}$blank", f"$blank{self.section[1]}"
+        if self.shares_section:
+            return Writing(call, first, end=last)
+        return Writing(f"{first}{call}{last}")
+
+    def arguments(self, tool: WrittenTool, hand: Hand) -> Spec:
+        head = re.fullmatch(
+            self.head, re.sub(r"\$(id|index)", "1", self.writes).replace("$name", tool.name)
+        )
+        if head is None or head["name"] != tool.name:
+            raise ValueError(f"{tool.name}: this model's form of calls cannot name such a tool")
+        return super().arguments(tool, hand) if self.tags is None else self.tags.write(tool, hand)
 
     def read(self, reply: Reply, opener: str) -> Reading[bool]:
         scanner = reply.scanner
@@ -312,6 +339,14 @@ class HeadedCalls(CallFormat):
 class PythonCalls(ListedCalls):
     """Calls as Python writes them: ``[f(a=1, b="x"), g()]``."""
 
+    writes: str = "$name($arguments)"
+    joins: tuple[str, str, str] | None = LIST
+
+    def arguments(self, tool: WrittenTool, hand: Hand) -> Spec:
+        if not PYTHON_NAME.fullmatch(tool.name):
+            raise ValueError(f"{tool.name}: this model's form of calls cannot name such a tool")
+        return python_arguments_of(tool, hand)
+
     def _call(self, reply: Reply, surely: bool) -> Reading[bool]:
         scanner, name = reply.scanner, ""
         while (character := (yield from scanner.character())) and (
@@ -350,6 +385,12 @@ class BareKeyCalls(CallFormat):
     @property
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.close, self.quote)
+
+    def writing(self, begin: str) -> Writing:
+        return Writing(f"{self.open}call:$name$arguments{self.close}", joint="")
+
+    def arguments(self, tool: WrittenTool, hand: Hand) -> Spec:
+        return BareKeyHand(tool, hand, self.quote).object_of(resolved(tool.schema, tool))
 
     def read(self, reply: Reply, opener: str) -> Reading[bool]:
         scanner, head = reply.scanner, list[str]()

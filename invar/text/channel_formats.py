@@ -8,12 +8,15 @@ from typing import ClassVar
 
 from invar.grammar.thoughts import Thoughts
 from invar.text.call_formats import say_json
+from invar.text.call_writing import CallWriter, Writing
 from invar.text.reply import CallFormat, Reply, ReplyFormat, attempt
 from invar.text.scanner import Reading, stops
 
 MAX_HEAD = 256  # characters
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
+FUNCTIONS = "to=functions."
+NEXT = ">>>"
 HEAD = re.compile(
     r"\s*(assistant)?(\s*to=[\w.\-]+)?(\s*<\|channel\|>\s*\w*)?(\s*to=[\w.\-]+)?"
     r"(\s*<\|constrain\|>)?(\s*\w+)?\s*"
@@ -38,10 +41,21 @@ HARMONY_THOUGHTS = Thoughts(
         ("", "<|end|><|start|>assistant" + TO_FINAL),
     ),
 )
+TO_NEXT = "<|end|><|start|>assistant"
+BEFORE_CALLS = Thoughts(
+    r"<\|end\|><\|start\|>assistant",
+    (
+        (r"\A", f"{CHANNEL}analysis{MESSAGE}{TO_NEXT}"),
+        (r"<\|end\|>", "<|start|>assistant"),
+        (r"<\|end\|><\|start\|>", "assistant"),
+        (r"<\|channel\|>[\w =.\-]*(<\|constrain\|>\w*)?", f"{MESSAGE}{TO_NEXT}"),
+        ("", TO_NEXT),
+    ),
+)
 
 
 @dataclass(frozen=True)
-class HarmonyFormat(ReplyFormat):
+class HarmonyFormat(ReplyFormat, CallWriter):
     """gpt-oss: thoughts in the channel analysis, calls in messages to a function.
 
     https://github.com/openai/harmony/blob/main/docs/format.md
@@ -57,6 +71,25 @@ class HarmonyFormat(ReplyFormat):
     def thoughts(self, prompt_end: str, continued: str, takes_calls: bool) -> Thoughts | None:
         """All that stands before the content of the channel final."""
         return None if FINAL.search(prompt_end.rpartition(START)[2]) else HARMONY_THOUGHTS
+
+    def thoughts_before_calls(self, prompt_end: str, continued: str) -> Thoughts | None:
+        """The messages before that of the first call."""
+        return BEFORE_CALLS
+
+    @property
+    def writers(self) -> tuple[CallWriter, ...]:
+        return (self,)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (FUNCTIONS,)
+
+    def usual_begin(self, prompt_end: str) -> str:
+        return f"{CHANNEL}commentary {FUNCTIONS}"
+
+    def writing(self, begin: str) -> Writing:
+        """A message to a function ends a reply."""
+        return Writing(f"{begin}$name <|constrain|>json{MESSAGE}$arguments", repeats=False)
 
     def read(self, reply: Reply, prompt_end: str) -> Reading[None]:
         """A prompt ends behind ``<|start|>assistant``, perhaps in the middle of a message."""
@@ -139,6 +172,10 @@ class AddressedFormat(HarmonyFormat):
         begun = TO_USER.lstrip() in prompt_end.rpartition(START)[2]
         return None if begun else ADDRESSED_THOUGHTS
 
+    @property
+    def writers(self) -> tuple[CallWriter, ...]:
+        return ()
+
     def _body(self, reply: Reply, head: str) -> Reading[str]:
         recipient, scanner = ADDRESSEE.search(head), reply.scanner
         whom = "user" if recipient is None else recipient[1]
@@ -157,7 +194,7 @@ class AddressedFormat(HarmonyFormat):
 
 
 @dataclass(frozen=True)
-class RecipientFormat(ReplyFormat):
+class RecipientFormat(ReplyFormat, CallWriter):
     """Functionary 3.2: ``>>>`` a tool's name, or "all" for who asks, a line break and what is said.
 
     https://github.com/MeetKai/functionary/blob/main/functionary/prompt_template/prompt_template_v3.py
@@ -165,11 +202,29 @@ class RecipientFormat(ReplyFormat):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return (">>>",)
+        return (NEXT,)
+
+    @property
+    def writers(self) -> tuple[CallWriter, ...]:
+        return (self,)
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return (NEXT,)
+
+    @property
+    def speaks(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("all\n",)
+
+    def usual_begin(self, prompt_end: str) -> str:
+        return "" if prompt_end.endswith(NEXT) else NEXT
+
+    def writing(self, begin: str) -> Writing:
+        return Writing("$name\n$arguments", begin=begin, joint=NEXT)
 
     def read(self, reply: Reply, prompt_end: str) -> Reading[None]:
-        next_part = stops(">>>")
-        begun = prompt_end.endswith(">>>")
+        next_part = stops(NEXT)
+        begun = prompt_end.endswith(NEXT)
         while begun or (yield from reply.scanner.until(next_part, reply.say_content)):
             begun = False
             pieces: list[str] = []
@@ -179,7 +234,7 @@ class RecipientFormat(ReplyFormat):
             if end is not None and name in reply.tools:
                 call = reply.start_call(name)
                 yield from reply.scanner.skip()
-                if (yield from say_json(reply, call, ">>>")):
+                if (yield from say_json(reply, call, NEXT)):
                     reply.end_call(call)
             elif end is None or name != "all":
                 reply.scanner.rewind(mark)

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from invar.text.argument_writing import (
+    Parameter,
+    embedded,
+    is_any_text,
+    parameters,
+    raw_string,
+)
 from invar.text.call_formats import HeadedCalls
 from invar.text.call_values import types_of, written
+from invar.text.call_writing import BLANK, Hand, Spec, WrittenTool, optional, sequence
 from invar.text.reply import Reply
 from invar.text.scanner import Reading, stops
 
@@ -26,6 +34,26 @@ class ElementCalls(HeadedCalls):
     @property
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*super().closers, self.mark)
+
+    def arguments(self, tool: WrittenTool, hand: Hand) -> Spec:
+        """Strings as they stand, all else as JSON."""
+        found, _ = parameters(tool, hand)
+        parts = [self._written(tool, hand, one) for one in found]
+        return sequence(*parts) if parts else BLANK
+
+    def _written(self, tool: WrittenTool, hand: Hand, one: Parameter) -> Spec:
+        if re.search(r"[<>\n/]", one.key):
+            raise ValueError(f"{tool.name}: {one.key!r:.60} cannot be the name of an element")
+        close = f"{self.mark}</{one.key}>"
+        if is_any_text(one.schema, tool):
+            value = hand.until(close, None, [self.mark])
+        elif types_of(tool.schema, one.key) == {"string"}:
+            value = raw_string(one.schema, tool, hand, close, [self.mark])
+        else:
+            inner = hand.json(tool, embedded(one.schema, tool))
+            value = sequence(inner, *hand.marked(close))
+        whole = sequence(BLANK, *hand.marked(f"{self.mark}<{one.key}>"), value)
+        return whole if one.required else optional(whole)
 
     def _json(self, reply: Reply, call: int) -> Reading[bool]:
         """Told when all is there: what an element is shows at its end."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from invar.text.call_formats import BareKeyCalls, HeadedCalls, JsonCalls, PythonCalls, Tags
+from invar.text.argument_writing import Tags
+from invar.text.call_formats import LIST, BareKeyCalls, HeadedCalls, JsonCalls, PythonCalls
 from invar.text.channel_formats import AddressedFormat, HarmonyFormat, RecipientFormat
 from invar.text.element_calls import ElementCalls
 from invar.text.reply import CallFormat, ReasoningMarkers, ReplyFormat
@@ -22,9 +23,9 @@ def tags_of(name: str) -> tuple[str, str]:
     return f"<{name}>", f"</{name}>"
 
 
-def json_tags(name: str) -> JsonCalls:
+def json_tags(name: str, **shape: Any) -> JsonCalls:
     opener, close = tags_of(name)
-    return JsonCalls(openers=(opener,), close=close)
+    return JsonCalls(openers=(opener,), close=close, **shape)
 
 
 def named_tags(call: str, argument: str, section: str | None = None, **shape: Any) -> HeadedCalls:
@@ -44,12 +45,14 @@ def dsml(section: str) -> HeadedCalls:
         "｜DSML｜parameter",
         f"｜DSML｜{section}",
         key=r'(?P<key>.+?)"\s+string="(?P<text>true|false)',
+        writes='$key" string="$text',
     )
 
 
 def function_tags(section: str) -> HeadedCalls:
     return HeadedCalls(
         section=tags_of(section),
+        shares_section=False,
         open="<function=",
         head_ends=(">",),
         close="</function>",
@@ -65,11 +68,13 @@ def key_value_tags(
         section=section,
         open=f"<tool_call{suffix}>",
         head_ends=(*head_ends, close),
+        writes_end="$blank" if head_ends[0] == "\n" else head_ends[0],
         close=close,
         tags=Tags(
             open=f"<arg_key{suffix}>",
             head_end=f"<arg_value{suffix}>",
             key=rf"(?P<key>.+?)</arg_key{suffix}>",
+            writes=f"$key</arg_key{suffix}>$blank",
             close=f"</arg_value{suffix}>",
         ),
     )
@@ -81,7 +86,10 @@ MISTRAL = HeadedCalls(
     head=r"(?P<name>.+?)(\[CALL_ID\](?P<id>\w+))?",
     id_length=9,
 )
-LLAMA_JSON = JsonCalls(openers=("<|python_tag|>",), bare="{")
+WITH_PARAMETERS = '{"name": "$name", "parameters": $arguments}'
+LLAMA_JSON = JsonCalls(
+    openers=("<|python_tag|>",), bare="{", writes=WITH_PARAMETERS, joins=("", "; ", "")
+)
 LLAMA_PYTHON = PythonCalls(
     openers=("<|python_start|>", "<|python_tag|>"), close="<|python_end|>", bare="["
 )
@@ -99,10 +107,13 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
     "hermes": (HERMES,),
     "llama3_json": (LLAMA_JSON,),
     "llama4_pythonic": (LLAMA_PYTHON, LLAMA_JSON),
-    "mistral": (MISTRAL, JsonCalls(openers=("[TOOL_CALLS]",), id_length=9)),
+    "mistral": (MISTRAL, JsonCalls(openers=("[TOOL_CALLS]",), joins=LIST, id_length=9)),
     "deepseek_v3": (
         deepseek(
-            head=r"function<｜tool▁sep｜>(?P<name>.+)", head_ends=("\n```json\n",), fence="```"
+            head=r"function<｜tool▁sep｜>(?P<name>.+)",
+            writes="function<｜tool▁sep｜>$name",
+            head_ends=("\n```json\n",),
+            fence="```",
         ),
     ),
     "deepseek_v31": (deepseek(head_ends=("<｜tool▁sep｜>",)),),
@@ -119,20 +130,21 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
         ),
     ),
     "granite": (
-        JsonCalls(openers=("<|tool_call|>",)),
-        HERMES,
+        JsonCalls(openers=("<|tool_call|>",), joins=LIST),
+        json_tags("tool_call", joins=LIST),
     ),
     "granite-20b-fc": (JsonCalls(openers=("<function_call>",)),),
-    "firefunction": (JsonCalls(openers=("functools",)),),
+    "firefunction": (JsonCalls(openers=("functools",), joins=LIST),),
     "phi4_mini_json": (
-        JsonCalls(openers=("<|tool_call|>",), close="<|/tool_call|>"),
-        JsonCalls(openers=("functools",)),
+        JsonCalls(openers=("<|tool_call|>",), close="<|/tool_call|>", joins=LIST),
+        JsonCalls(openers=("functools",), joins=LIST),
     ),
     "kimi_k2": (
         HeadedCalls(
             section=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
             open="<|tool_call_begin|>",
             head=r"(?P<id>(?:functions\.)?(?P<name>.+?)(?::\d+)?)",
+            writes="functions.$name:$index",
             head_ends=("<|tool_call_argument_begin|>",),
             close="<|tool_call_end|>",
         ),
@@ -142,12 +154,14 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
             section=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
             open="<|open|>call ",
             head=r'tool="(?P<name>[^"]+)".*',
+            writes='tool="$name" index="$index"',
             head_ends=("<|sep|>",),
             close="<|close|>call<|sep|>",
             tags=Tags(
                 open="<|open|>argument ",
                 head_end="<|sep|>",
                 key=r'key="(?P<key>[^"]*)"(?:\s+type="(?P<text>\w+)")?.*',
+                writes='key="$key" type="$type"',
                 close="<|close|>argument<|sep|>",
             ),
         ),
@@ -155,9 +169,21 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
     "minimax_m2": (named_tags("invoke", "parameter", "minimax:tool_call"),),
     "minimax_m3": (MINIMAX_M3,),
     "minicpm5": (named_tags("function", "param", cdata=True),),
-    "cohere": (JsonCalls(openers=("<|START_ACTION|>",), close="<|END_ACTION|>"),),
+    "cohere": (
+        JsonCalls(
+            openers=("<|START_ACTION|>",),
+            close="<|END_ACTION|>",
+            writes='{"tool_call_id": "$index", "tool_name": "$name", "parameters": $arguments}',
+            joins=LIST,
+        ),
+    ),
     "command_r_plus": (
-        JsonCalls(openers=("Action: ```json", "Action:```json", "Action:\n```json"), close="```"),
+        JsonCalls(
+            openers=("Action: ```json", "Action:```json", "Action:\n```json"),
+            close="```",
+            writes='{"tool_name": "$name", "parameters": $arguments}',
+            joins=LIST,
+        ),
     ),
     "functionary_v31": (HeadedCalls(open="<function=", head_ends=(">",), close="</function>"),),
     "lfm2": (PythonCalls(openers=("<|tool_call_start|>",), close="<|tool_call_end|>"),),
@@ -167,15 +193,27 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
             open="<start_function_call>", close="<end_function_call>", quote="<escape>"
         ),
     ),
-    "olmo3": (PythonCalls(openers=("<function_calls>",), close="</function_calls>"),),
+    "olmo3": (
+        PythonCalls(
+            openers=("<function_calls>",), close="</function_calls>", joins=("", "\n", "")
+        ),
+    ),
     "longcat": (json_tags("longcat_tool_call"),),
     "internlm": (
-        JsonCalls(openers=("<|action_start|><|plugin|>",), close="<|action_end|>"),
+        JsonCalls(
+            openers=("<|action_start|><|plugin|>",), close="<|action_end|>", writes=WITH_PARAMETERS
+        ),
     ),
-    "nemotron": (json_tags("TOOLCALL"),),
-    "minimax": (json_tags("tool_calls"),),
+    "nemotron": (json_tags("TOOLCALL", joins=LIST),),
+    "minimax": (json_tags("tool_calls", joins=LIST),),
     "apertus": (
-        JsonCalls(openers=("<|tools_prefix|>",), close="<|tools_suffix|>", keyed=True),
+        JsonCalls(
+            openers=("<|tools_prefix|>",),
+            close="<|tools_suffix|>",
+            keyed=True,
+            writes='{"$name": $arguments}',
+            joins=LIST,
+        ),
     ),
     "gigachat3": (
         JsonCalls(openers=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n")),
@@ -185,6 +223,7 @@ CALL_FORMATS: dict[str, tuple[CallFormat, ...]] = {
             section=("<|tool_calls|>", "<|calls|>"),
             open="<|tool_call:begin|>",
             head=r"(?P<id>.*?)<\|tool_call:name\|>(?P<name>.+)",
+            writes="$id<|tool_call:name|>$name",
             head_ends=("<|tool_call:args|>",),
             close="<|tool_call:end|>",
         ),

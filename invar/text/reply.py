@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from invar.grammar.thoughts import Thoughts
+from invar.text.call_writing import CallWriter
 from invar.text.scanner import Reading, Scanner, stops, wholly
 
 BLANK = " \t\r\n"
@@ -96,13 +97,17 @@ class ReasoningMarkers:
     dropped: tuple[str, ...] = ()
 
 
-class CallFormat(ABC):
+class CallFormat(CallWriter):
     """How a family of models writes calls of tools."""
 
     openers: tuple[str, ...] = ()  # what calls begin with
     closers: tuple[str, ...] = ()  # what only stands around them
     bare: str = ""  # what a reply begins with that is a call without an opener
     id_length: int = 0  # of ids that templates of the family insist on; 0: any
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        return ("", *self.openers) if self.bare else self.openers
 
     @abstractmethod
     def read(self, reply: Reply, opener: str) -> Reading[bool]:
@@ -129,6 +134,15 @@ class ReplyFormat(ABC):
         """
         return None
 
+    def thoughts_before_calls(self, prompt_end: str, continued: str) -> Thoughts | None:
+        """The same, where a reply is to be nothing but calls."""
+        return self.thoughts(prompt_end, continued, takes_calls=True)
+
+    @property
+    @abstractmethod
+    def writers(self) -> tuple[CallWriter, ...]:
+        """How calls are written; none: a reply cannot be held to them."""
+
 
 @dataclass(frozen=True)
 class MarkedFormat(ReplyFormat):
@@ -142,6 +156,10 @@ class MarkedFormat(ReplyFormat):
         thoughts = self.reasoning
         own = () if thoughts is None else (thoughts.start, thoughts.end, *thoughts.dropped)
         return (*own, *(m for form in self.calls for m in (*form.openers, *form.closers)))
+
+    @property
+    def writers(self) -> tuple[CallWriter, ...]:
+        return self.calls
 
     def read(self, reply: Reply, prompt_end: str) -> Reading[None]:
         calls = self.calls if reply.takes_calls else ()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from invar.grammar.thoughts import Thoughts
+from invar.text.call_writing import CallWriter, Hand, WrittenTool, calls_only, text_with_calls
 from invar.text.chat_template import ChatTemplate
 from invar.text.model_formats import (
     ALIASES,
@@ -21,6 +23,7 @@ from invar.text.model_formats import (
     WHOLE_FORMATS,
 )
 from invar.text.reply import (
+    CallFormat,
     MarkedFormat,
     ReasoningMarkers,
     Reply,
@@ -43,6 +46,14 @@ PROMPT_END = 256  # characters at the end of a prompt in which a template may be
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # variables of templates
 
 
+class Held(Enum):
+    """How a reply is held to tools."""
+
+    CALLS = "calls"  # nothing but calls
+    CALLS_OR_FORM = "calls or form"  # or an answer in a form
+    TEXT = "text"  # what begins as a call is one
+
+
 @dataclass(frozen=True)
 class ModelReplies:
     """How a model is shown tools, and how its replies are read."""
@@ -50,8 +61,13 @@ class ModelReplies:
     form: ReplyFormat
     prompt: ToolPrompt
     tool_parser: str  # the name of its format
-    shown_ids: frozenset[int]  # control tokens that are markers of the format
+    writer: CallWriter | None  # of calls that must be made; None: a reply cannot be held to them
+    control: Mapping[str, int]  # control tokens that are markers of the format, by their spellings
     thinking_budget: int | None = None  # tokens of thoughts, where a request names none
+
+    @property
+    def shown_ids(self) -> frozenset[int]:
+        return frozenset(self.control.values())
 
     @property
     def has_reasoning(self) -> bool:
@@ -64,16 +80,54 @@ class ModelReplies:
         continued: str = "",
         thinks: bool = True,
         takes_calls: bool = False,
+        held: Held | None = None,
     ) -> Thoughts | None:
         """Those that may stand before the answer to a prompt, of which the end is enough.
 
-        ``thinks``: the request has not switched them off. Those that the prompt has begun all the
-        same are ended at once.
+        ``held``: it is held to tools, and what begins a call ends thoughts. ``thinks``: the request
+        has not switched them off. Those that the prompt has begun all the same are ended at once.
         """
-        thoughts = self.form.thoughts(prompt[-PROMPT_END:], continued, takes_calls)
+        end = prompt[-PROMPT_END:]
+        if held is Held.CALLS:
+            thoughts = self.form.thoughts_before_calls(end, continued)
+        else:
+            thoughts = self.form.thoughts(end, continued, takes_calls)
+        if held is not None and thoughts is not None:
+            thoughts = replace(thoughts, openers=self._call_begins(end, held))
         if thoughts is None or not (thinks or thoughts.have_begun):
             return None
         return replace(thoughts, budget=self.thinking_budget if thinks else 0)
+
+    def _call_begins(self, prompt_end: str, held: Held) -> tuple[str, ...]:
+        if held is Held.TEXT:
+            begins = [begin for one in self.form.writers for begin in one.begins]
+        else:
+            begins = [] if self.writer is None else [self.writer.usual_begin(prompt_end)]
+        return tuple(filter(None, begins))
+
+    def answer_form(
+        self, tools: Sequence[WrittenTool], held: Held, *, parallel: bool, prompt_end: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        """A structural tag of replies that call these tools, and what of them is not enforced.
+
+        Raises ValueError for what this model's form of calls cannot say.
+        """
+        hand = Hand(self.control)
+        if self.writer is None:
+            raise ValueError(f"calls as {self.tool_parser} writes them cannot be held to tools")
+        if held is not Held.TEXT:
+            spec = calls_only(self.writer, tools, hand, parallel=parallel, prompt_end=prompt_end)
+        else:
+            begins = [begin for one in self.form.writers for begin in one.begins if begin]
+            spec = text_with_calls(
+                self.form.writers,
+                self.form.markers,
+                tools,
+                hand,
+                parallel=parallel,
+                begun=next((begin for begin in begins if prompt_end.endswith(begin)), ""),
+            )
+        return spec, hand.ignored
 
 
 def wants_thoughts(variables: Mapping[str, Any]) -> bool:
@@ -104,12 +158,33 @@ def model_replies(
     name = name or "hermes"
     form = whole_form(name, reasoning_markers(template, spellings, reasoning_parser, name), prompt)
     markers = form.markers
-    shown = frozenset(
-        token_id
+    control = {
+        tokenizer.token_text(token_id): token_id
         for token_id in tokenizer.control_ids
         if any(tokenizer.token_text(token_id) in marker for marker in markers)
-    )
-    return ModelReplies(form, prompt, name, shown, thinking_budget), notice
+    }
+    writer = usual_writer(form, prompt, template, spellings)
+    return ModelReplies(form, prompt, name, writer, control, thinking_budget), notice
+
+
+def usual_writer(
+    form: ReplyFormat, prompt: ToolPrompt, template: ChatTemplate, spellings: Collection[str]
+) -> CallWriter | None:
+    """That of several which reads back what the template writes, or whose marker it knows."""
+    if not prompt.shows_tools and HERMES in form.writers:
+        return HERMES
+    if len(form.writers) > 1:
+        replies = list(written_calls(template))
+        for one in form.writers:
+            alone = MarkedFormat(None, (one,)) if isinstance(one, CallFormat) else form
+            if any(read_back(alone, reply) is not None for reply in replies):
+                return one
+        for one in form.writers:
+            if any(
+                begin and (begin in template.source or begin in spellings) for begin in one.begins
+            ):
+                return one
+    return form.writers[0] if form.writers else None
 
 
 def whole_form(name: str, reasoning: ReasoningMarkers | None, prompt: ToolPrompt) -> ReplyFormat:

@@ -293,11 +293,3 @@ def test_without_parallel_calls_the_first_alone_is_told(server: RunningServer) -
     streamed = joined(chunks(server, parallel_tool_calls=False))
     assert functions(streamed["calls"]) == [("weather", PARIS)]
     assert streamed["finish_reason"] == "tool_calls"
-
-
-def test_strict_arguments_are_refused_as_long_as_nothing_holds_them(server: RunningServer) -> None:
-    tool = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
-    answer = server.chat(tools=[tool])
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "unsupported_parameter"
-    assert answer.json()["error"]["param"] == "tools"

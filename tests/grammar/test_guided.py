@@ -17,6 +17,8 @@ from grammar.vocabulary import EOS, TOKENS, compiler, text_of
 from invar.engine.engine import Engine
 from invar.engine.request import EngineRequest
 from invar.grammar.structured_outputs import StructuredOutputs
+from invar.text.call_writing import Hand, WrittenTool, calls_only
+from invar.text.model_formats import CALL_FORMATS
 
 PERSON = {"name": str, "age?": int, "tags": [("er", "in", "th")], "level": ("yes", "no", None)}
 GRAMMARS = compiler()
@@ -29,6 +31,17 @@ FORMS: list[Any] = [
     {"grammar": 'root ::= "he" [a-z]* "no" ("in" | "er")'},
     {"json_object": True},
     {"choice": ["level:[name]"]},
+    {
+        "structural_tag": calls_only(
+            CALL_FORMATS["functionary_v31"][0],
+            [
+                WrittenTool("level", {"properties": {"age": {"type": "integer"}}}),
+                WrittenTool("name", {"type": "object", "properties": {}}),
+            ],
+            Hand({}),
+            parallel=True,
+        )
+    },
 ]
 
 
@@ -82,6 +95,7 @@ def test_every_form() -> None:
     assert re.fullmatch(r"he[a-z]*no(in|er)", texts["r41"])
     assert isinstance(json.loads(texts["r51"]), dict)
     assert texts["r61"] == "level:[name]"
+    assert re.fullmatch(r"(<function=(level|name)>\{.*?\}</function>\s?)+", texts["r71"], re.DOTALL)
     assert {answer.finish_reason for answer in answers.values()} <= {"stop", "length"}
 
 

@@ -9,11 +9,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from invar.api.errors import bad_request
+from invar.text.call_writing import WrittenTool
 
 # OpenAI allows fewer characters; what names there are in the wild does no harm.
 NAME = re.compile(r"[\w.\-/:]{1,128}")
+Mode = Literal["none", "auto", "required", "named"]  # named: one call, of this tool
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+class ToolError(ValueError):
+    """What is wrong with a request's tools, and in which field."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -42,6 +51,12 @@ class ToolUse:
     parallel: bool = True
     strict: frozenset[str] = frozenset()
 
+    @property
+    def written(self) -> list[WrittenTool]:
+        """Those that may be called, as `invar.text.call_writing` takes them."""
+        schemas = self.schemas or {}
+        return [WrittenTool(name, schemas[name], name in self.strict) for name in schemas]
+
 
 NO_TOOLS = ToolUse()
 
@@ -51,7 +66,7 @@ def tool_use(
     choice: str | Mapping[str, Any] | None,
     parallel: bool | None,
 ) -> ToolUse:
-    """In the words of chat completions. An empty list is none. Raises a 400."""
+    """In the words of chat completions. An empty list is none. Raises ToolError."""
     functions = checked(tools or ())
     mode, names = chosen(choice, functions)
     if mode == "none":
@@ -60,8 +75,8 @@ def tool_use(
     return ToolUse(
         tuple(shown(functions[name]) for name in names),
         schemas,
-        mode == "required",
-        parallel is not False,
+        mode in ("required", "named"),
+        parallel is not False and mode != "named",
         frozenset(name for name in names if functions[name].strict),
     )
 
@@ -71,63 +86,63 @@ def checked(tools: Sequence[Tool]) -> dict[str, Function]:
     for index, tool in enumerate(tools):
         where, place = f"tools[{index}]", f"tools[{index}].function.name"
         if tool.type != "function":
-            raise bad_request(f"{where}: tools of type function are known.", f"{where}.type")
+            raise ToolError(f"{where}: tools of type function are known.", f"{where}.type")
         name = tool.function.name
         if not NAME.fullmatch(name):
-            raise bad_request(f"{where}: a name has 1 to 128 letters, digits and _ . - / :", place)
+            raise ToolError(f"{where}: a name has 1 to 128 letters, digits and _ . - / :", place)
         if name in functions:
-            raise bad_request(f"{where}: there is another tool of this name.", place)
+            raise ToolError(f"{where}: there is another tool of this name.", place)
         functions[name] = tool.function
     return functions
 
 
 def chosen(
     choice: str | Mapping[str, Any] | None, functions: Mapping[str, Function]
-) -> tuple[Literal["none", "auto", "required"], list[str]]:
+) -> tuple[Mode, list[str]]:
     """How many calls there must be, and of which tools."""
     every = list(functions)
     if isinstance(choice, Mapping):
         mode, names = chosen_by_name(choice)
         for name in names:
             if name not in functions:
-                raise bad_request("tool_choice names a tool that is not in tools.", "tool_choice")
+                raise ToolError("tool_choice names a tool that is not in tools.", "tool_choice")
         return mode, names
     if choice not in (None, "none", "auto", "required"):
-        raise bad_request(
+        raise ToolError(
             "tool_choice must be none, auto, required or an object that names a tool.",
             "tool_choice",
         )
     if choice == "required":
         if not functions:
-            raise bad_request("tool_choice required needs tools.", "tool_choice")
+            raise ToolError("tool_choice required needs tools.", "tool_choice")
         return "required", every
     return ("auto", every) if functions and choice != "none" else ("none", [])
 
 
 def chosen_by_name(
     choice: Mapping[str, Any],
-) -> tuple[Literal["none", "auto", "required"], list[str]]:
+) -> tuple[Mode, list[str]]:
     """A tool that must be called, or those that may be; in chat's shape or that of Responses."""
     kind = choice.get("type")
     if kind == "function":
-        return "required", [function_name(choice)]
+        return "named", [function_name(choice)]
     if kind == "allowed_tools":
         inner = choice.get("allowed_tools", choice)
         mode = inner.get("mode", "auto") if isinstance(inner, Mapping) else None
         listed = inner.get("tools") if isinstance(inner, Mapping) else None
         if mode in ("auto", "required") and isinstance(listed, list) and listed:
             return mode, list(dict.fromkeys(function_name(one) for one in listed))
-        raise bad_request(
+        raise ToolError(
             "tool_choice: allowed_tools has a mode, auto or required, and tools.", "tool_choice"
         )
-    raise bad_request("tool_choice: types function and allowed_tools are known.", "tool_choice")
+    raise ToolError("tool_choice: types function and allowed_tools are known.", "tool_choice")
 
 
 def function_name(named: Any) -> str:
     inner = named.get("function", named) if isinstance(named, Mapping) else None
     name = inner.get("name") if isinstance(inner, Mapping) else None
     if not isinstance(name, str):
-        raise bad_request("tool_choice: a tool is named by function.name.", "tool_choice")
+        raise ToolError("tool_choice: a tool is named by function.name.", "tool_choice")
     return name
 
 
