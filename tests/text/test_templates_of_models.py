@@ -44,10 +44,8 @@ TWO_CALLS_FAIL = {
     "meta-llama-Llama-3.2-3B-Instruct": "only supports single tool-calls at once",
     "meta-llama-Llama-3.3-70B-Instruct": "only supports single tool-calls at once",
     "google-gemma-2-2b-it": "System role not supported",
-    "fireworks-ai-llama-3-firefunction-v2": "'functions' is undefined",
     "CohereForAI-c4ai-command-r-plus-tool_use": "has no attribute 'description'",
 }
-NEEDS_FUNCTIONS = "fireworks-ai-llama-3-firefunction-v2"
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +85,13 @@ def test_a_conversation_with_two_calls_renders(templates: dict[str, ChatTemplate
     assert failures.keys() == TWO_CALLS_FAIL.keys()
     for name, reason in TWO_CALLS_FAIL.items():
         assert reason in failures[name]
-    # 65 of 71, of which transformers 5.24 renders 61.
-    assert len(templates) - len(failures) == 65
+    # 66 of 71, of which transformers 5.24 renders 61.
+    assert len(templates) - len(failures) == 66
 
 
 def test_a_plain_question_renders_in_both_forms(templates: dict[str, ChatTemplate]) -> None:
     parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": "there"}]
     for name, template in templates.items():
-        if name == NEEDS_FUNCTIONS:
-            continue
         prompt = template.render([{"role": "user", "content": "Hello there"}], now=NOW)
         assert "Hello there" in prompt, name
         prompt = template.render([{"role": "user", "content": parts}], now=NOW)
@@ -123,5 +119,4 @@ def test_b09_hostile_text_adds_no_special_token(templates: dict[str, ChatTemplat
         return [text for text in texts if text in tokenizer.marker_spellings]
 
     for name, template in templates.items():
-        if name != NEEDS_FUNCTIONS:
-            assert specials(template, HOSTILE) == specials(template, BENIGN), name
+        assert specials(template, HOSTILE) == specials(template, BENIGN), name
