@@ -34,13 +34,13 @@ OUTSIDE = tuple(
     re.compile(pattern)
     for pattern in (
         rb'""[}\]]*',
-        rb"<?/[^ ]*",  # of a tag
         rb'"?\}[}\]]*',
         rb'"?\][}\]]*',
         rb'[\]}"]+[,:]"?',
         rb"[\[{]+[\]}]+",
         rb'"',
         rb'[,:]"?',
+        rb"<?/[^ ]*",  # of a tag
         rb"[0-9]",
         rb"null|true",
         rb'[\[{]"?',
