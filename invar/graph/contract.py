@@ -29,6 +29,7 @@ class ActivationFormat(StrEnum):
 
     F32 = "f32"
     BF16 = "bf16"
+    Q8_16 = "q8_16"  # s8 codes, a scale per 16 values
     Q8_32 = "q8_32"  # s8 codes, a scale per 32 values
     Q8_256 = "q8_256"  # s8 codes, a scale per 256 values
     Q8_ROW = "q8_row"  # s8 codes, a scale per token
@@ -51,14 +52,28 @@ ACTIVATION_FORMATS: dict[QuantType, ActivationFormat] = {
     QuantType.IQ4_NL: ActivationFormat.Q8_32,
     QuantType.IQ4_XS: ActivationFormat.Q8_256,
     QuantType.MXFP4: ActivationFormat.Q8_32,
+    QuantType.IQ1_S: ActivationFormat.Q8_256,
+    QuantType.IQ1_M: ActivationFormat.Q8_256,
+    QuantType.IQ2_XXS: ActivationFormat.Q8_256,
+    QuantType.IQ2_XS: ActivationFormat.Q8_256,
+    QuantType.IQ2_S: ActivationFormat.Q8_256,
+    QuantType.IQ3_XXS: ActivationFormat.Q8_256,
+    QuantType.IQ3_S: ActivationFormat.Q8_256,
+    QuantType.TQ1_0: ActivationFormat.Q8_256,
+    QuantType.TQ2_0: ActivationFormat.Q8_256,
     QuantType.INT4_ZP: ActivationFormat.Q8_32,
     QuantType.INT8_ZP: ActivationFormat.Q8_32,
     QuantType.INT8: ActivationFormat.Q8_ROW,
     QuantType.FP8: ActivationFormat.F32,
+    QuantType.NVFP4_ROWS: ActivationFormat.Q8_16,
 }
 
 
-ACTIVATION_BLOCKS = {ActivationFormat.Q8_32: 32, ActivationFormat.Q8_256: 256}
+ACTIVATION_BLOCKS = {
+    ActivationFormat.Q8_16: 16,
+    ActivationFormat.Q8_32: 32,
+    ActivationFormat.Q8_256: 256,
+}
 
 
 def round_to_bf16(x: Array) -> npt.NDArray[np.float32]:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from invar.models.metadata import ArchitectureKeys, ConfigError
 from invar.models.placed import EXPERTS_GATE_UP, QKV, Placed
 from invar.weights.formats import dequantize
-from invar.weights.gguf import GGUFFile, TensorInfo
+from invar.weights.gguf import TensorInfo
+from invar.weights.gguf_scaled import ScaledGGUFFile
 
 Fused = Mapping[str, tuple[Placed, ...]]
 """What is stored, without `.weight` or `.bias` → the weights in it; `{}` is the layer."""
@@ -29,8 +30,8 @@ https://github.com/ggml-org/llama.cpp/pull/19139
 LAYER = re.compile(r"(?<=^blk\.)\d+(?=\.)")
 
 
-class GGUFSource(GGUFFile):
-    """As `GGUFFile`; `ConfigError` says which tensor cannot be cut as its architecture wants."""
+class GGUFSource(ScaledGGUFFile):
+    """As `ScaledGGUFFile`; `ConfigError` says which tensor its architecture cannot cut."""
 
     def __init__(self, path: str | Path, fused_of: Callable[[Mapping[str, Any]], Fused]) -> None:
         """fused_of: what a model with such metadata stores as one, besides what any may."""
@@ -40,6 +41,7 @@ class GGUFSource(GGUFFile):
         self._keys = ArchitectureKeys(self.metadata, str(architecture))
         self._parts: dict[str, tuple[str, Placed]] = {}
         stored, presented = self.tensors, dict(self.tensors)
+        self._whole = stored
         for name, info in stored.items():
             stem, _, ending = name.rpartition(".")
             entry = fused.get(LAYER.sub("{}", stem), ())
@@ -66,16 +68,18 @@ class GGUFSource(GGUFFile):
         if name not in self._parts:
             return super().raw(name)
         stored, placed = self._parts[name]
-        info = self._place(stored)[1].info
+        info = self._whole[stored]
         rows = placed.take(self._keys, super().raw(stored), info.type, info.shape)
         return rows if len(self.tensors[name].shape) == 2 else rows.reshape(-1)
 
     def made_from(self, name: str) -> Sequence[npt.NDArray[np.uint8]] | None:
         """The stored bytes behind `raw(name)`, if that makes others of them at every call."""
         if name not in self._parts:
-            return None
+            return super().made_from(name)
         stored, placed = self._parts[name]
-        info = self._place(stored)[1].info
+        info, made = self._whole[stored], super().made_from(stored)
+        if made is not None:
+            return made
         return [super().raw(stored)] if placed.copies(self._keys, info.type, info.shape) else None
 
     def dequantize(self, name: str) -> npt.NDArray[np.float32]:

@@ -37,6 +37,7 @@ TYPES = {"F32": QuantType.F32, "F16": QuantType.F16, "BF16": QuantType.BF16} | {
         QuantType.INT8,
         QuantType.FP8,
         QuantType.MXFP4,
+        QuantType.NVFP4_ROWS,
     )
 }
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")

@@ -186,3 +186,52 @@ def decode_mxfp4(blocks: Bytes) -> Floats:
     denormal = np.uint32(0x0020_0000) << np.minimum(exponents, 1)
     scales = np.where(exponents < 2, denormal, normal).view(np.float32)
     return scales * MXFP4_VALUES[nibbles(blocks[:, 1:])]
+
+
+# Powers of three, by the place of a digit; a byte of TQ1_0 has five, the last ones four.
+TQ1_RUNS = ((0, 32, 5), (32, 48, 5), (48, 52, 4))
+
+
+def decode_tq1_0(blocks: Bytes) -> Floats:
+    """Three-valued digits. Bytes: 32 and 16 of five digits each, 4 of four, d.
+
+    A byte is a fraction of 1 in 256ths: times a power of three, modulo 1, times three, its whole
+    part is a digit. All first digits of a run of bytes come before all second ones.
+    """
+    runs = []
+    for start, stop, count in TQ1_RUNS:
+        powers = (3 ** np.arange(count)).astype(np.uint8).reshape(-1, 1)
+        rest = (blocks[:, None, start:stop] * powers).astype(np.uint16)
+        runs.append((rest * np.uint16(3) >> np.uint16(8)).reshape(len(blocks), -1))
+    digits = np.concatenate(runs, axis=1).astype(np.float32)
+    return half_column(blocks, 52) * (digits - np.float32(1))
+
+
+def decode_tq2_0(blocks: Bytes) -> Floats:
+    """Codes of two bits, less one. Bytes: 64 of codes as those of Q2_K, d."""
+    codes = bit_fields(blocks[:, :64].reshape(-1, 2, 32), 2).reshape(-1, K_BLOCK)
+    return half_column(blocks, 64) * (codes.astype(np.float32) - np.float32(1))
+
+
+def unsigned_e4m3() -> Floats:
+    """What each byte stands for as a scale of NVFP4: the sign does not count, 0x7F is 0 and 0xFF
+    not a number less but 480 (`ggml_ue4m3_to_fp32`,
+    https://github.com/ggml-org/llama.cpp/blob/aca2e6ce7909064dbfbf3bd168e9ad3db1826e6c/ggml/src/ggml-impl.h).
+    """
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    subnormal, normal = mantissa * 2.0**-9, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0)
+    values = np.where(exponent == 0, subnormal, normal)
+    values[0x7F] = 0
+    return values.astype(np.float32)
+
+
+UNSIGNED_E4M3 = unsigned_e4m3()
+
+
+def decode_nvfp4(blocks: Bytes) -> Floats:
+    """4 sub-blocks of 16. Bytes: a scale each (half of it counts), 8 of codes each."""
+    scales = UNSIGNED_E4M3[blocks[:, :4]] * np.float32(0.5)
+    codes = bit_fields(blocks[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 4, 16)
+    values: Floats = (scales[..., None] * MXFP4_VALUES[codes]).reshape(-1, 64)
+    return values

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from invar.weights.block_decode import IQ4_VALUES, MXFP4_VALUES
+from invar.weights.block_decode import IQ4_VALUES, MXFP4_VALUES, TQ1_RUNS, UNSIGNED_E4M3
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -103,13 +103,17 @@ def encode_q5_1(blocks: Floats) -> Bytes:
     return np.concatenate([*halves, fifth, packed_nibbles(codes)], axis=1)
 
 
+def rounded_away(values: Floats) -> Floats:
+    """Half away from zero, as C's roundf; numpy rounds half to even."""
+    magnitude = np.floor(np.abs(values))
+    magnitude += np.abs(values) - magnitude >= np.float32(0.5)
+    return np.copysign(magnitude, values)
+
+
 def encode_q8_0(blocks: Floats) -> Bytes:
     scale = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
     scaled = blocks * reciprocal(scale)
-    # Half away from zero, as C's roundf; numpy rounds half to even.
-    magnitude = np.floor(np.abs(scaled))
-    magnitude += np.abs(scaled) - magnitude >= np.float32(0.5)
-    codes = np.copysign(magnitude, scaled).astype(np.int8).view(np.uint8)
+    codes = rounded_away(scaled).astype(np.int8).view(np.uint8)
     return np.concatenate([half_bytes(scale), codes], axis=1)
 
 
@@ -251,3 +255,41 @@ def encode_mxfp4(blocks: Floats) -> Bytes:
     biased = np.where(largest > 0, exponents - 3 + 127, 0).clip(0, 255)
     codes = nearest(np.ldexp(blocks, 128 - biased), MXFP4_VALUES)
     return np.concatenate([biased.astype(np.uint8), packed_nibbles(codes)], axis=1)
+
+
+def three_valued(blocks: Floats) -> tuple[Floats, Bytes]:
+    """The largest magnitude, and codes 0, 1, 2 of the weights over it."""
+    scale = np.abs(blocks).max(axis=1, keepdims=True)
+    rounded = rounded_away(blocks * reciprocal(scale))
+    return scale, (rounded + np.float32(1)).astype(np.uint8)
+
+
+def encode_tq1_0(blocks: Floats) -> Bytes:
+    scale, codes = three_valued(blocks)
+    parts, at = [], 0
+    for start, stop, count in TQ1_RUNS:
+        size = count * (stop - start)
+        digits = codes[:, at : at + size].reshape(len(blocks), count, -1).astype(np.uint16)
+        powers = (3 ** np.arange(4, 4 - count, -1)).astype(np.uint16).reshape(-1, 1)
+        # As a fraction of 243 rounded up to 256ths.
+        number = (digits * powers).sum(axis=1)
+        parts.append(((number * 256 + 242) // 243).astype(np.uint8))
+        at += size
+    return np.concatenate([*parts, half_bytes(scale)], axis=1)
+
+
+def encode_tq2_0(blocks: Floats) -> Bytes:
+    scale, codes = three_valued(blocks)
+    packed = packed_fields(codes.reshape(-1, 2, 4, 32), 2).reshape(-1, 64)
+    return np.concatenate([packed, half_bytes(scale)], axis=1)
+
+
+def encode_nvfp4(blocks: Floats) -> Bytes:
+    """The largest of 16 becomes about 6, the largest value, under the nearest scale."""
+    parts = blocks.reshape(-1, 4, 16)
+    wanted = np.abs(parts).max(axis=2) / np.float32(6)
+    middles = (UNSIGNED_E4M3[:126] + UNSIGNED_E4M3[1:127]) / np.float32(2)
+    codes = np.searchsorted(middles, wanted).astype(np.uint8)
+    inverse = reciprocal(UNSIGNED_E4M3[codes] * np.float32(0.5))
+    packed = packed_nibbles(nearest(parts * inverse[..., None], MXFP4_VALUES))
+    return np.concatenate([codes, packed.reshape(-1, 32)], axis=1)

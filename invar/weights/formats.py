@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from invar.weights import block_decode, block_encode, row_formats
+from invar.weights import block_decode, block_encode, codebook_formats, row_formats
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -61,12 +61,14 @@ class QuantType(IntEnum):
     TQ1_0 = 34
     TQ2_0 = 35
     MXFP4 = 39
+    NVFP4 = 40
 
     # Layouts in `row_formats`
     INT4_ZP = 1000
     INT8_ZP = 1001
     INT8 = 1002
     FP8 = 1003
+    NVFP4_ROWS = 1004
 
     @property
     def in_gguf(self) -> bool:
@@ -134,16 +136,19 @@ BLOCK_SIZES: dict[QuantType, tuple[int, int]] = {
     QuantType.TQ1_0: (256, 54),
     QuantType.TQ2_0: (256, 66),
     QuantType.MXFP4: (32, 17),
+    QuantType.NVFP4: (64, 36),
     QuantType.INT4_ZP: (32, 19),
     QuantType.INT8_ZP: (32, 36),
     QuantType.INT8: (1, 1),
     QuantType.FP8: (1, 1),
+    QuantType.NVFP4_ROWS: (64, 36),
 }
 
 # Of formats whose one block is the row.
 ROW_BYTES: dict[QuantType, Callable[[int], int]] = {
     QuantType.INT8: row_formats.int8_row_bytes,
     QuantType.FP8: row_formats.fp8_row_bytes,
+    QuantType.NVFP4_ROWS: row_formats.nvfp4_row_bytes,
 }
 
 DECODERS: dict[QuantType, Callable[[Bytes], Floats]] = {
@@ -163,10 +168,21 @@ DECODERS: dict[QuantType, Callable[[Bytes], Floats]] = {
     QuantType.IQ4_NL: block_decode.decode_iq4_nl,
     QuantType.IQ4_XS: block_decode.decode_iq4_xs,
     QuantType.MXFP4: block_decode.decode_mxfp4,
+    QuantType.IQ1_S: codebook_formats.decode_iq1_s,
+    QuantType.IQ1_M: codebook_formats.decode_iq1_m,
+    QuantType.IQ2_XXS: codebook_formats.decode_iq2_xxs,
+    QuantType.IQ2_XS: codebook_formats.decode_iq2_xs,
+    QuantType.IQ2_S: codebook_formats.decode_iq2_s,
+    QuantType.IQ3_XXS: codebook_formats.decode_iq3_xxs,
+    QuantType.IQ3_S: codebook_formats.decode_iq3_s,
+    QuantType.TQ1_0: block_decode.decode_tq1_0,
+    QuantType.TQ2_0: block_decode.decode_tq2_0,
     QuantType.INT4_ZP: row_formats.decode_int4_zp,
     QuantType.INT8_ZP: row_formats.decode_int8_zp,
     QuantType.INT8: row_formats.decode_int8,
     QuantType.FP8: row_formats.decode_fp8,
+    QuantType.NVFP4: block_decode.decode_nvfp4,
+    QuantType.NVFP4_ROWS: row_formats.decode_nvfp4_rows,
 }
 
 ENCODERS: dict[QuantType, Callable[[Floats], Bytes]] = {
@@ -186,10 +202,21 @@ ENCODERS: dict[QuantType, Callable[[Floats], Bytes]] = {
     QuantType.IQ4_NL: block_encode.encode_iq4_nl,
     QuantType.IQ4_XS: block_encode.encode_iq4_xs,
     QuantType.MXFP4: block_encode.encode_mxfp4,
+    QuantType.IQ1_S: codebook_formats.encode_iq1_s,
+    QuantType.IQ1_M: codebook_formats.encode_iq1_m,
+    QuantType.IQ2_XXS: codebook_formats.encode_iq2_xxs,
+    QuantType.IQ2_XS: codebook_formats.encode_iq2_xs,
+    QuantType.IQ2_S: codebook_formats.encode_iq2_s,
+    QuantType.IQ3_XXS: codebook_formats.encode_iq3_xxs,
+    QuantType.IQ3_S: codebook_formats.encode_iq3_s,
+    QuantType.TQ1_0: block_encode.encode_tq1_0,
+    QuantType.TQ2_0: block_encode.encode_tq2_0,
     QuantType.INT4_ZP: row_formats.encode_int4_zp,
     QuantType.INT8_ZP: row_formats.encode_int8_zp,
     QuantType.INT8: row_formats.encode_int8,
     QuantType.FP8: row_formats.encode_fp8,
+    QuantType.NVFP4: block_encode.encode_nvfp4,
+    QuantType.NVFP4_ROWS: row_formats.encode_nvfp4_rows,
 }
 
 # Formats whose every bit pattern is a number on its own: they can also hold NaN and infinity.

@@ -53,7 +53,10 @@ CHOSEN = {
         "packing_format",
         {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"},
     ),
-    "modelopt": ("quant_algo", {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8"}),
+    "modelopt": (
+        "quant_algo",
+        {"FP8": "fp8", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "NVFP4": "nvfp4"},
+    ),
 }
 """Method → the key that says how its weights are stored, and what it may say."""
 

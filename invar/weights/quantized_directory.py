@@ -15,7 +15,7 @@ import numpy.typing as npt
 from invar.weights import quantized_layouts as layouts
 from invar.weights.formats import FormatError, QuantType, dequantize
 from invar.weights.quantization_settings import QuantizationSettings
-from invar.weights.row_formats import FP8_K
+from invar.weights.row_formats import FP8_K, NVFP4_GROUP
 from invar.weights.safetensors import SafetensorsError, StoredTensor, shown
 
 logger = logging.getLogger("invar")
@@ -120,6 +120,7 @@ class QuantizedDirectory:
             "compressed-tensors": {".weight_packed": self._packed, ".weight": self._bytes},
             "fp8": {".weight": self._bytes},
             "mxfp4": {"_blocks": self._mxfp4},
+            "nvfp4": {".weight": self._nvfp4},
         }
         present = layouts_of[self.settings.layout]
         found: dict[str, Made] = {}
@@ -186,6 +187,9 @@ class QuantizedDirectory:
         return self._made_of(stem, (n, k), kind, tuple(names), rows, order=order)
 
     def _packed(self, stem: str) -> Made:
+        packed = self.directory.tensors[f"{stem}.weight_packed"]
+        if packed.dtype == "U8":
+            return self._nvfp4_of(stem, packed, f"{stem}.weight_global_scale", divides=True)
         names = [f"{stem}.weight_packed", f"{stem}.weight_scale", f"{stem}.weight_shape"]
         words, scales, shape = (self._part(name, stem) for name in names)
         if words.dtype != "I32" or shape.shape != (2,) or shape.dtype not in ("I32", "I64"):
@@ -247,7 +251,7 @@ class QuantizedDirectory:
 
             def int8_rows() -> Bytes:
                 scales = np.broadcast_to(self._scales(scale).reshape(-1), (n,))
-                return layouts.int8_rows(codes(), scales)
+                return layouts.scaled_rows(codes(), scales)
 
             return self._made_of(stem, (n, k), QuantType.INT8, names, int8_rows)
         block = self._fp8_block(scale, n, k)
@@ -292,6 +296,36 @@ class QuantizedDirectory:
             )
 
         return self._made_of(stem, shape, QuantType.MXFP4, names, rows, suffix="")
+
+    def _nvfp4(self, stem: str) -> Made | None:
+        """As Model Optimizer stores it; None: a plain weight."""
+        packed = self.directory.tensors[f"{stem}.weight"]
+        if packed.dtype in PLAIN:
+            return None
+        return self._nvfp4_of(stem, packed, f"{stem}.weight_scale_2", divides=False)
+
+    def _nvfp4_of(self, stem: str, packed: StoredTensor, whole: str, divides: bool) -> Made:
+        """whole: the tensor with the scale of all weights, which it multiplies or divides."""
+        names = (packed.name, f"{stem}.weight_scale", whole)
+        scales, scale = (self._part(name, stem) for name in names[1:])
+        n, pairs = matrix_shape(packed)
+        k = 2 * pairs
+        self._expect(packed, (n, pairs), "U8")
+        self._expect(scales, (n, k // NVFP4_GROUP), "F8_E4M3")
+        if math.prod(scale.shape) != 1:
+            raise SafetensorsError(f"{whole}: shape {scale.shape}, expected one scale")
+
+        def rows() -> Bytes:
+            value = self._scales(scale).reshape(-1)[0]
+            if not value > 0:
+                raise SafetensorsError(f"{whole}: {value} is no scale")
+            return layouts.nvfp4_rows(
+                self.directory.raw(packed.name).reshape(n, pairs),
+                self.directory.raw(scales.name).reshape(scales.shape),
+                np.float32(1) / value if divides else value,
+            )
+
+        return self._made_of(stem, (n, k), QuantType.NVFP4_ROWS, names, rows)
 
     # ------------------------------------------------------------ parts and their checks
 

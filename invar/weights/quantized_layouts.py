@@ -6,6 +6,7 @@
 | AWQ                      | int32 `[k, n / 8]`           | along n, nibbles 0 2 4 6 1 3 5 7     |
 | compressed-tensors, int  | int32 `[n, k / per]`         | along k, low bits first              |
 | MXFP4                    | uint8 `[…, n, k / 32, 16]`   | along k, low nibble first            |
+| NVFP4                    | uint8 `[n, k / 2]`           | along k, low nibble first            |
 | FP8, int8                | a byte each `[n, k]`         |                                      |
 
 per: codes in 32 bits. Nothing here rounds a weight; a scale that is no fp16 number does
@@ -13,6 +14,7 @@ per: codes in 32 bits. Nothing here rounds a weight; a scale that is no fp16 num
 https://github.com/AutoGPTQ/AutoGPTQ/blob/c80855e25b165006688a642beaf0ee4f8400f27f/auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py
 https://github.com/casper-hansen/AutoAWQ/blob/7ee28736ab85f95724eeab2598bf49b13b86439f/awq/utils/packing_utils.py
 https://github.com/vllm-project/compressed-tensors/blob/4432f13ef9bf6d600c792b597d7d4b4b1c63f479/src/compressed_tensors/compressors/quantized_compressors/pack_quantized.py
+https://github.com/vllm-project/compressed-tensors/blob/d34b8fdcdb26b285a8a0520bdbaa765239e3bf9e/src/compressed_tensors/compressors/nvfp4/base.py
 """
 
 from __future__ import annotations
@@ -53,11 +55,11 @@ def awq_unpacked(words: Words) -> Bytes:
     return codes.reshape(len(words), -1)
 
 
-def block_nibbles(pairs: Bytes) -> Bytes:
+def block_nibbles(pairs: Bytes, size: int = BLOCK) -> Bytes:
     """Bytes with neighbours of k, low nibble first, `[…, k / 2]`, to blocks as GGML has them,
-    `[…, k / 32, 16]`: code i of a block low, code i + 16 high."""
-    blocks = pairs.reshape(*pairs.shape[:-1], -1, BLOCK // 2)
-    first, second = blocks[..., : BLOCK // 4], blocks[..., BLOCK // 4 :]
+    `[…, k / size, size / 2]`: code i of a block low, code i + size / 2 high."""
+    blocks = pairs.reshape(*pairs.shape[:-1], -1, size // 2)
+    first, second = blocks[..., : size // 4], blocks[..., size // 4 :]
     codes = np.empty_like(blocks)
     codes[..., ::2] = (first & np.uint8(15)) | (second << np.uint8(4))
     codes[..., 1::2] = (first >> np.uint8(4)) | (second & np.uint8(0xF0))
@@ -132,8 +134,8 @@ def fp8_rows(codes: Bytes, scales: Floats, block_rows: int, block_columns: int) 
     return rows
 
 
-def int8_rows(codes: Bytes, scales: Floats) -> Bytes:
-    """Rows of INT8. codes: s8 as bytes `[n, k]`; scales: `[n]`."""
+def scaled_rows(codes: Bytes, scales: Floats) -> Bytes:
+    """Rows of INT8 or NVFP4_ROWS. codes: `[n, bytes]`, of int8 the s8; scales: `[n]`."""
     opening = np.ascontiguousarray(scales, "<f4").reshape(-1, 1).view(np.uint8)
     return np.concatenate([opening, codes], axis=1)
 
@@ -143,3 +145,14 @@ def mxfp4_rows(blocks: Bytes, exponents: Bytes) -> Bytes:
     pairs = blocks.reshape(*blocks.shape[:-2], -1)
     rows = np.concatenate([exponents[..., None], block_nibbles(pairs)], axis=-1)
     return rows.reshape(*rows.shape[:-2], -1)
+
+
+def nvfp4_rows(pairs: Bytes, scales: Bytes, scale: np.float32) -> Bytes:
+    """Rows of NVFP4_ROWS. pairs: `[n, k / 2]`; scales: e4m3fn as bytes, `[n, k / 16]`; scale: of
+    all. k is a multiple of 64."""
+    if ((scales & np.uint8(127)) == 127).any() or (scales > 128).any():
+        raise FormatError("a scale is NaN or below zero")
+    n = len(pairs)
+    codes = block_nibbles(pairs, 16).reshape(n, -1, 32)
+    blocks = np.concatenate([scales.reshape(n, -1, 4), codes], axis=-1)
+    return scaled_rows(blocks.reshape(n, -1), np.broadcast_to(scale, (n,)))

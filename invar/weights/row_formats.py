@@ -4,6 +4,7 @@
     int8_zp  32 weights  f16 d | f16 z - 128 | s8 q - 128 [32]
     int8     a row       f32 d | s8 q[k]
     fp8      a row       f32 d[ceil(k / 128)] | e4m3fn q[k]
+    nvfp4    a row       f32 d | blocks of NVFP4
 
 Blocks are decoded and encoded like those of `block_decode` and `block_encode`; rows are
 `[rows, row_bytes]` uint8 and `[rows, k]` float32.
@@ -14,8 +15,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from invar.weights.block_decode import half_column, nibbles
-from invar.weights.block_encode import half_bytes, packed_nibbles, reciprocal, rounded_to_half
+from invar.weights.block_decode import decode_nvfp4, half_column, nibbles
+from invar.weights.block_encode import (
+    encode_nvfp4,
+    half_bytes,
+    packed_nibbles,
+    reciprocal,
+    rounded_to_half,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -24,6 +31,9 @@ FP8_K = 128
 """Weights that share a scale, at least: the blocks of DeepSeek's and Qwen's checkpoints."""
 
 FP8_LARGEST = np.float32(448)
+
+NVFP4_K, NVFP4_BYTES, NVFP4_GROUP = 64, 36, 16
+"""Weights and bytes of a block of NVFP4, and weights that share a scale."""
 
 
 def e4m3_values() -> Floats:
@@ -46,6 +56,10 @@ def int8_row_bytes(columns: int) -> int:
 
 def fp8_row_bytes(columns: int) -> int:
     return fp8_scales(columns) * 4 + columns
+
+
+def nvfp4_row_bytes(columns: int) -> int:
+    return 4 + columns // NVFP4_K * NVFP4_BYTES
 
 
 def fp8_scales(columns: int) -> int:
@@ -73,6 +87,13 @@ def decode_fp8(rows: Bytes) -> Floats:
     scales = np.ascontiguousarray(rows[:, : 4 * count]).view("<f4")
     codes = E4M3[rows[:, 4 * count :]]
     return np.repeat(scales, FP8_K, axis=1)[:, : codes.shape[1]] * codes
+
+
+def decode_nvfp4_rows(rows: Bytes) -> Floats:
+    scales = np.ascontiguousarray(rows[:, :4]).view("<f4")
+    blocks = np.ascontiguousarray(rows[:, 4:]).reshape(-1, NVFP4_BYTES)
+    values: Floats = decode_nvfp4(blocks).reshape(len(rows), -1) * scales
+    return values
 
 
 def encode_int4_zp(blocks: Floats) -> Bytes:
@@ -109,6 +130,15 @@ def encode_fp8(rows: Floats) -> Bytes:
     scales = np.repeat(scale, fp8_scales(rows.shape[1]), axis=1)
     codes = nearest_e4m3(rows * reciprocal(scale))
     return np.concatenate([scales.astype("<f4").view(np.uint8), codes], axis=1)
+
+
+def encode_nvfp4_rows(rows: Floats) -> Bytes:
+    """The row's scale puts the largest of its scales of 16 at the largest there is."""
+    scale = np.abs(rows).max(axis=1, keepdims=True) / (np.float32(6) * FP8_LARGEST)
+    blocks = encode_nvfp4((rows * reciprocal(scale)).reshape(-1, NVFP4_K))
+    return np.concatenate(
+        [scale.astype("<f4").view(np.uint8), blocks.reshape(len(rows), -1)], axis=1
+    )
 
 
 def nearest_e4m3(values: Floats) -> Bytes:

@@ -19,6 +19,7 @@ void bind_strings(nanobind::module_& module);
 void bind_engine(nanobind::module_& module);
 void bind_radix(nanobind::module_& module);
 void bind_bench(nanobind::module_& module);
+void bind_codebooks(nanobind::module_& module);
 
 // The table of `isa`, or the default one for an empty name.
 const Kernels& choose_kernels(const std::string& isa);

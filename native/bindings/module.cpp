@@ -12,7 +12,7 @@ namespace invar::bindings {
 namespace nb = nanobind;
 namespace {
 
-constexpr const char* kActFormatNames[] = {"f32", "bf16", "q8_32", "q8_256", "q8_row"};
+constexpr const char* kActFormatNames[] = {"f32", "bf16", "q8_32", "q8_256", "q8_row", "q8_16"};
 
 template <class Format, size_t Count>
 Format find_format(const char* const (&names)[Count], const char* what, const std::string& name) {
@@ -83,4 +83,5 @@ NB_MODULE(_native, module) {
   bind_engine(module);
   bind_radix(module);
   bind_bench(module);
+  bind_codebooks(module);
 }

@@ -3,6 +3,7 @@
 // https://github.com/ggml-org/ggml/blob/5136ed06fb4dfcea74d6e7e914fe4994017d30c2/src/ggml-quants.c
 #pragma once
 
+#include "kernels/codebook_groups.h"
 #include "kernels/records.h"
 #include "kernels/simd.h"
 
@@ -140,6 +141,51 @@ INVAR_INLINE void dequantize_mxfp4(const uint8_t* block, float* out) {
   dequantize_table(__builtin_bit_cast(float, exponent << 23), kMxfp4Values, block + 1, out);
 }
 
+// 32 weights of a codebook, `width` in an entry, d times their scale times their values. All
+// products are exact: no order of theirs makes a difference.
+INVAR_INLINE void dequantize_group(const CodebookGroup& group, float d, int width,
+                                   const int8_t* values, float* out) {
+  const int bits = 16 / width, upper = 1 << (width == 8 ? 2 : 3);
+  for (int i = 0; i < 32; i++) {
+    int place = group.entries[i / width] >> i % width * bits & ((1 << bits) - 1);
+    if (group.upper >> i & 1) place += upper;
+    out[i] = d * (float)group.scales[i / 16] * (float)values[place];
+  }
+}
+
+// The part of d that a scale of one stands for, as in gemm.
+#define INVAR_DEQUANTIZE_CODEBOOK(name, d, width, values)                          \
+  INVAR_INLINE void dequantize_##name(const uint8_t* block, float* out) {          \
+    const float unit = d;                                                          \
+    for (int g = 0; g < 8; g++)                                                    \
+      dequantize_group(group_##name(block, g), unit, width, values, out + 32 * g); \
+  }
+INVAR_INLINE float half_of_iq1_m(const uint8_t* block) {
+  const uint16_t d = half_iq1_m(block);
+  uint8_t bytes[2];
+  memcpy(bytes, &d, 2);
+  return half_at(bytes);
+}
+INVAR_DEQUANTIZE_CODEBOOK(iq1_s, half_at(block) * 0.125f, 8, kIq1Values)
+INVAR_DEQUANTIZE_CODEBOOK(iq1_m, half_of_iq1_m(block) * 0.125f, 8, kIq1Values)
+INVAR_DEQUANTIZE_CODEBOOK(iq2_xxs, half_at(block) * 0.125f, 8, kIq2Values)
+INVAR_DEQUANTIZE_CODEBOOK(iq2_xs, half_at(block) * 0.125f, 8, kIq2Values)
+INVAR_DEQUANTIZE_CODEBOOK(iq2_s, half_at(block) * 0.125f, 8, kIq2Values)
+INVAR_DEQUANTIZE_CODEBOOK(iq3_xxs, half_at(block) * 0.5f, 4, kIq3XxsValues)
+INVAR_DEQUANTIZE_CODEBOOK(iq3_s, half_at(block), 4, kIq3SValues)
+#undef INVAR_DEQUANTIZE_CODEBOOK
+
+INVAR_INLINE void dequantize_tq1_0(const uint8_t* block, float* out) {
+  const float d = half_at(block + 52);
+  uint8_t digits[256];
+  digits_tq1_0(block, digits);
+  for (int i = 0; i < 256; i++) out[i] = (float)(digits[i] - 1) * d;
+}
+INVAR_INLINE void dequantize_tq2_0(const uint8_t* block, float* out) {
+  const float d = half_at(block + 64);
+  for (int i = 0; i < 256; i++) out[i] = (float)(two_bit_code(block, i) - 1) * d;
+}
+
 // Nibbles with a zero point.
 INVAR_INLINE void dequantize_int4_zp(const uint8_t* block, float* out) {
   const float d = half_at(block);
@@ -163,6 +209,22 @@ INVAR_INLINE float e4m3(uint8_t code) {
   return code & 128 ? -x : x;
 }
 
+static void dequantize_nvfp4(const uint8_t* row, int64_t k, float* out) {
+  float d;
+  memcpy(&d, row, 4);
+  row += 4;
+  for (int64_t b = 0; b < k / 16; b++, out += 16) {
+    const uint8_t *block = row + b / 4 * kNvfp4Bytes, *codes = block + 4 + b % 4 * 8;
+    const uint8_t code = unsigned_e4m3(block[b % 4]);
+    // 127 is 480 here: e4m3() would call it NaN.
+    const float scale = 0.5f * (code == 127 ? 480.0f : e4m3(code));
+    for (int i = 0; i < 8; i++) {
+      out[i] = scale * (float)kMxfp4Values[codes[i] & 15] * d;
+      out[i + 8] = scale * (float)kMxfp4Values[codes[i] >> 4] * d;
+    }
+  }
+}
+
 static void dequantize_int8(const uint8_t* row, int64_t k, float* out) {
   float d;
   memcpy(&d, row, 4);
@@ -181,6 +243,7 @@ static void dequantize_fp8(const uint8_t* row, int64_t k, float* out) {
 static void dequantize_row(WeightFormat format, const uint8_t* row, int64_t k, float* out) {
   if (format == WeightFormat::int8) return dequantize_int8(row, k, out);
   if (format == WeightFormat::fp8) return dequantize_fp8(row, k, out);
+  if (format == WeightFormat::nvfp4) return dequantize_nvfp4(row, k, out);
   const GgmlBlock block = ggml_block(format);
   for (int64_t b = 0; b < k / block.k; b++, row += block.bytes, out += block.k) {
     switch (format) {
@@ -203,6 +266,7 @@ static void dequantize_row(WeightFormat format, const uint8_t* row, int64_t k, f
 #undef INVAR_DEQUANTIZE
       case WeightFormat::int8:
       case WeightFormat::fp8:
+      case WeightFormat::nvfp4:
       case WeightFormat::count:
         break;
     }

@@ -17,13 +17,17 @@
 //   q3_k        -32 .. 24    8            32,512    (codes times 8)
 //   q5_k         0 .. 31     8            31,496
 //   q6_k        -32 .. 31    8            32,512
+//   iq1_*        -9 .. 9     8             9,144
+//   iq3_xxs     -31 .. 31    8            31,496
+//   iq3_s       -15 .. 15    8            15,240
+//   tq*_0        -1 .. 2     8             2,032
 //
 // So the bias enters as the initial value, -b * (the half's sum of activation codes), which the
 // quantiser stores: "starts", two int16 per group, of -8 * sum (q8_32) or -32 * sum (q8_256). A
 // format's own bias is kStarts times that. AVX-512 and portable sums are int32 from the start.
 //
-// Wide sums are for s8 weights (q8_0, iq4_nl, iq4_xs), where two int16 products can overflow int16
-// sums.
+// Wide sums are for s8 weights (q8_0, iq4_nl, iq4_xs, iq2_*), where two int16 products, or the sum
+// of a group, can overflow int16.
 #pragma once
 
 #include "kernels/simd.h"
@@ -82,6 +86,7 @@ INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
 INVAR_INLINE VI narrow_total(VI sum) { return sum; }
 // A group's scale per column, from signed bytes, in the form narrow_scaled wants.
 INVAR_INLINE VI load_scales(const uint8_t* p) { return load_s8(p); }
+INVAR_INLINE VI unit_scales() { return set1_i(1); }
 // The same from pairs of bytes per column: the low nibbles of the first or of the second bytes.
 INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
   VI both = load_u8_pairs(pairs);
@@ -162,6 +167,7 @@ INVAR_INLINE VI load_scales(const uint8_t* p) {
   memcpy(&bytes, p, 8);
   return {_mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(bytes), to_high_bytes), 8)};
 }
+INVAR_INLINE VI unit_scales() { return {_mm256_set1_epi16(1)}; }
 INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
   const __m256i first_bytes =
       _mm256_setr_epi8(0, -1, 0, -1, 2, -1, 2, -1, 4, -1, 4, -1, 6, -1, 6, -1, 8, -1, 8, -1, 10, -1,
@@ -254,6 +260,7 @@ INVAR_INLINE VI narrow_step(VI sum, VB codes, VI quad) {
 }
 INVAR_INLINE VI narrow_total(VI sum) { return sum; }
 INVAR_INLINE VI load_scales(const uint8_t* p) { return load_s8(p); }
+INVAR_INLINE VI unit_scales() { return set1_i(1); }
 INVAR_INLINE VI load_nibble_scales(const uint8_t* pairs, int second) {
   VI both = load_u8_pairs(pairs);
   return bit_and(second ? shift_right<16>(both) : both, set1_i(15));

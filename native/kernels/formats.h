@@ -1,6 +1,7 @@
 // How the integer formats unpack: a pair of quads of codes out of a packed record.
 #pragma once
 
+#include "kernels/codebook_groups.h"
 #include "kernels/dot.h"
 #include "kernels/records.h"
 
@@ -105,6 +106,19 @@ struct FormatMXFP4 : Block32<RecordMXFP4> {
   INVAR_INLINE VF scale(const uint8_t* record, int column) {
     VI exponent = max(load_u8(record + Record::scale + column), set1_i(1)) - set1_i(1);
     return as_float(shift_left<23>(exponent));
+  }
+};
+
+// Scales are divided by 256, which the column's own scale makes up for.
+struct FormatNVFP4 {
+  using Record = RecordNVFP4;
+  static constexpr int kGroup = 16, kSums = 1, kGroupBytes = Record::bytes, kStarts = 2;
+  static constexpr bool kMin = false, kHighBits = true, kWide = false;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    return FormatMXFP4::pair(group, h, j, vector);
+  }
+  INVAR_INLINE VF scale(const uint8_t* record, int column) {
+    return load_e4m3(record + Record::scale + column);
   }
 };
 
@@ -229,5 +243,100 @@ struct FormatIQ4_XS : Block256<RecordIQ4_XS, 32, 1> {
     return load_s8(record + Record::scales + g * kPanelColumns + column);
   }
 };
+
+// Values for lookup(), with the bias of 32 that the start values hold or, for wide sums, without.
+template <int n>
+struct CodeTable {
+  uint8_t codes[16] = {};
+  constexpr CodeTable(const int8_t (&values)[n], int bias) {
+    for (int i = 0; i < n; i++) codes[i] = (uint8_t)(values[i] + bias);
+  }
+};
+template <int n>
+INVAR_INLINE CodePair lookup_pair(const CodeTable<n>& table, CodePair places) {
+  return {lookup(table.codes, places.low), lookup(table.codes, places.high)};
+}
+
+// Codes of three bits, laid out as those of q3_k, are places in a table of eight. One instance
+// serves all blocks that are packed so: they differ in what they are packed from.
+struct Places8 : Block256<RecordQ3_K, 16, 2> {
+  static constexpr bool kMin = false, kHighBits = true;
+  INVAR_INLINE CodePair places(const uint8_t* group, int h, int j, int vector) {
+    const uint8_t* p = group + vector * kVectorBytes;
+    VB low = load_b(p + Record::low + h * kQuadBytes), high = load_b(p + Record::high);
+    const int quad = 4 * h + j;
+    return {bit_or(bits_at(low, 2 * j, 3), bits_at(high, quad - 2, 4)),
+            bit_or(bits_at(low, 2 * j + 4, 3), bits_at(high, quad, 4))};
+  }
+  INVAR_INLINE VF scale(const uint8_t* record, int column) {
+    return Block256::scale(record, column) * set1(0.125f);
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int h, int column) {
+    return FormatQ3_K::scales(record, g, h, column);
+  }
+};
+struct FormatIQ1 : Places8 {
+  static constexpr int kStarts = 1;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    static constexpr CodeTable<8> kTable(kIq1Values, 32);
+    return lookup_pair(kTable, places(group, h, j, vector));
+  }
+};
+using FormatIQ1_S = FormatIQ1;
+using FormatIQ1_M = FormatIQ1;
+// 43 is too much for the narrow sums of 16.
+struct FormatIQ2 : Places8 {
+  static constexpr bool kWide = true;
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int h, int column) {
+    return load_s8(record + Record::scales + (2 * g + h) * kPanelColumns + column);
+  }
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    static constexpr CodeTable<8> kTable(kIq2Values, 0);
+    return lookup_pair(kTable, places(group, h, j, vector));
+  }
+};
+using FormatIQ2_XXS = FormatIQ2;
+using FormatIQ2_XS = FormatIQ2;
+using FormatIQ2_S = FormatIQ2;
+
+template <class R>
+struct Places16 : Block256<R, 16, 2> {
+  static constexpr int kStarts = 1;
+  static constexpr bool kMin = false, kHighBits = true;
+  INVAR_INLINE CodePair places(const uint8_t* group, int h, int j, int vector) {
+    return nibble_pair(group + (2 * h + j) * kQuadBytes + vector * kVectorBytes);
+  }
+  INVAR_INLINE VI scales(const uint8_t* record, int g, int, int column) {
+    return load_scales(record + R::scales + g * kPanelColumns + column);
+  }
+};
+struct FormatIQ3_XXS : Places16<RecordIQ3_XXS> {
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    static constexpr CodeTable<16> kTable(kIq3XxsValues, 32);
+    return lookup_pair(kTable, places(group, h, j, vector));
+  }
+  INVAR_INLINE VF scale(const uint8_t* record, int column) {
+    return Block256::scale(record, column) * set1(0.5f);
+  }
+};
+struct FormatIQ3_S : Places16<RecordIQ3_S> {
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    static constexpr CodeTable<16> kTable(kIq3SValues, 32);
+    return lookup_pair(kTable, places(group, h, j, vector));
+  }
+};
+
+// Codes q for q - 1: of three values, but tq2_0 has room for a fourth.
+struct FormatTQ : Block256<RecordTQ2_0, 16, 2> {
+  static constexpr int kStarts = 1;
+  static constexpr bool kMin = false, kHighBits = true;
+  INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
+    static constexpr CodeTable<4> kTable({-1, 0, 1, 2}, 32);
+    return lookup_pair(kTable, FormatQ2_K::pair(group, h, j, vector));
+  }
+  INVAR_INLINE VI scales(const uint8_t*, int, int, int) { return unit_scales(); }
+};
+using FormatTQ1_0 = FormatTQ;
+using FormatTQ2_0 = FormatTQ;
 
 }  // namespace invar::INVAR_ISA

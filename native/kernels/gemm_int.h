@@ -2,14 +2,15 @@
 //
 //   q4_0, q5_0, q8_0,  for each 32: acc = fma(float(sum), d * da, acc), sum of (code - bias) * a
 //   iq4_nl, mxfp4
+//   nvfp4             for each 16: acc = fma(float(sum), scale * da, acc), in the end times d
 //   q4_1               then also:   acc = fma(m, scaled_sum, acc)
 //   int4_zp, int8_zp   then also:   acc = fma(-(d * z), scaled_sum, acc)
 //   q5_1               then also:   acc = fma(fma(16, d, m), scaled_sum, acc), the bias being 16
 //   q2_k, q4_k, q5_k   for each 256: t = sum of scale * (sum of code * a),
 //                                    u = sum of min * (sum of a),
 //                                    acc = fma(fnma(float(u), dmin, float(t) * d), da, acc)
-//   q3_k, q6_k,        for each 256: t = sum of scale * (sum of (code - bias) * a),
-//   iq4_xs                           acc = fma(float(t), d * da, acc)
+//   q3_k, q6_k, iq4_xs, for each 256: t = sum of scale * (sum of (code - bias) * a),
+//   iq1 … iq3, tq                    acc = fma(float(t), d * da, acc)
 //
 // with every sum an exact int32 and acc in ascending K. Everything else here (tiles, slabs,
 // widening) moves data and cannot change a bit: acc waits in `out` between slabs, and between the
@@ -68,24 +69,27 @@ INVAR_INLINE CodePair read_pair(const uint8_t* group, int h, int j, int vector) 
   return {load_b(p + j * kQuadBytes), load_b(p + (j + kHalf) * kQuadBytes)};
 }
 
-// sums[r][c] of a group of s8 codes.
+// sums[r][c] of sum h of a group of s8 codes.
 template <class F, bool widened, int R, int C>
-INVAR_INLINE void wide_sums(VI (&sums)[R][C], const uint8_t* group, int vector, const Rows<R>& rows,
-                            int64_t codes, int64_t starts) {
+INVAR_INLINE void wide_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
+                            const Rows<R>& rows, int64_t codes, int64_t starts) {
+  constexpr int kHalf = F::kGroup / 8;
   INVAR_UNROLL for (int r = 0; r < R; r++) {
     VI start;
-    if constexpr (F::Record::k == 32)
+    if constexpr (F::Record::k == 32) {
       start = wide_start<128 / 8>(set1_pair(rows.p[r] + starts));
-    else  // of two times 16 codes
-      start = wide_start<128 / 32>(set1_pair(rows.p[r] + starts)) +
-              wide_start<128 / 32>(set1_pair(rows.p[r] + starts + 4));
+    } else {
+      start = wide_start<128 / 32>(set1_pair(rows.p[r] + starts));
+      if constexpr (F::kGroup == 32)  // of two times 16 codes
+        start = start + wide_start<128 / 32>(set1_pair(rows.p[r] + starts + 4));
+    }
     INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
   }
-  INVAR_UNROLL for (int j = 0; j < 8; j++) {
+  INVAR_UNROLL for (int j = 0; j < 2 * kHalf; j++) {
     WideCodes q[C];
     INVAR_UNROLL for (int c = 0; c < C; c++) {
-      CodePair pair = read_pair<F, widened>(group, 0, j % 4, vector + c);
-      q[c] = wide_codes(j < 4 ? pair.low : pair.high);
+      CodePair pair = read_pair<F, widened>(group, h, j % kHalf, vector + c);
+      q[c] = wide_codes(j < kHalf ? pair.low : pair.high);
     }
     INVAR_UNROLL for (int r = 0; r < R; r++) {
       VI a = set1_pair(rows.p[r] + codes + 4 * j);
@@ -136,7 +140,7 @@ template <class F, bool widened, int R, int C>
 INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
                              const Rows<R>& rows, int64_t codes, int64_t starts) {
   if constexpr (F::kWide) {
-    wide_sums<F, widened>(sums, group, vector, rows, codes, starts);
+    wide_sums<F, widened>(sums, group, h, vector, rows, codes, starts);
   } else {
     narrow_sums<F, widened>(sums, group, h, vector, rows, codes, starts);
   }
@@ -193,7 +197,8 @@ struct Waiting {
   alignas(64) float acc[kPlaces * W];
 };
 
-// The 32-block formats: `blocks` records from `record`. first: of all, so nothing is in `out` yet.
+// The 32-block formats and nvfp4, which has blocks of 16: `blocks` records from `record`. first: of
+// all, so nothing is in `out` yet.
 template <class F, bool widened, int R, int C>
 INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blocks, int vector,
                             const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
@@ -222,8 +227,8 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
       }
     }
     record += Record::bytes;
-    codes += widened ? 8 * kQuadBytes : F::kGroupBytes;
-    at.codes += 32, at.scales += 4, at.starts += 4, at.sums += 4;
+    codes += widened ? Record::k / 4 * kQuadBytes : F::kGroupBytes;
+    at.codes += Record::k, at.scales += 4, at.starts += 4, at.sums += 4;
   }
   INVAR_UNROLL for (int r = 0; r < R; r++) {
     INVAR_UNROLL for (int c = 0; c < C; c++)
@@ -359,7 +364,7 @@ INVAR_INLINE void tile(Slab& s, int row, int vector) {
   const uint8_t* act = s.act + row * s.act_stride;
   float* out = s.out + row * s.out_stride;
   const uint8_t* codes = widened ? s.widened : s.record + F::Record::codes;
-  if constexpr (F::Record::k == 32)
+  if constexpr (F::Record::k < 256)
     tile_32<F, widened, R, C>(s.record, codes, s.blocks, vector, act, s.act_stride, s.at, out,
                               s.out_stride, s.first, s.waiting, s.ahead);
   else
@@ -388,7 +393,7 @@ INVAR_INLINE void last_rows(Slab& s, int row, int rows) {
 template <class F, bool widened>
 INVAR_INLINE void all_rows(Slab& s, int rows) {
   // A K-quant's int32 totals and wide codes want registers too: larger tiles would spill more.
-  constexpr int R = widened && F::Record::k == 32 && !F::kWide ? kWideRows : kPackedRows;
+  constexpr int R = widened && F::Record::k < 256 && !F::kWide ? kWideRows : kPackedRows;
   constexpr int kLast = R > 4 ? 4 : R - 1;
   int row = 0;
   for (; row + R <= rows; row += R) {
@@ -447,6 +452,19 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
       }
     }
     all_rows<F, false>(s, rows);
+  }
+}
+
+static void gemm_nvfp4(const uint8_t* panel, int64_t k, const uint8_t* act, int64_t act_stride,
+                       int rows, float* out, int64_t out_stride) {
+  gemm_int<FormatNVFP4>(ActFormat::q8_16, panel + kQuadBytes, k, act, act_stride, rows, out,
+                        out_stride);
+  for (int v = 0; v < kPanelColumns; v += W) {
+    const VF scale = load((const float*)panel + v);
+    for (int r = 0; r < rows; r++) {
+      float* o = out + r * out_stride + v;
+      store(o, load(o) * scale);
+    }
   }
 }
 

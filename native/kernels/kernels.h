@@ -36,18 +36,30 @@ enum class WeightFormat : int {
   iq4_nl,
   iq4_xs,
   mxfp4,
+  iq1_s,
+  iq1_m,
+  iq2_xxs,
+  iq2_xs,
+  iq2_s,
+  iq3_xxs,
+  iq3_s,
+  tq1_0,
+  tq2_0,
   int4_zp,
   int8_zp,
   int8,
   fp8,
+  nvfp4,
   count
 };
 constexpr const char* kWeightFormatNames[] = {
-    "f32",  "f16",  "bf16", "q4_0",   "q4_1",   "q5_0",  "q5_1",    "q8_0",    "q2_k", "q3_k",
-    "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "int4_zp", "int8_zp", "int8", "fp8"};
+    "f32",   "f16",     "bf16",    "q4_0",   "q4_1",  "q5_0",    "q5_1",   "q8_0",
+    "q2_k",  "q3_k",    "q4_k",    "q5_k",   "q6_k",  "iq4_nl",  "iq4_xs", "mxfp4",
+    "iq1_s", "iq1_m",   "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",  "tq1_0",
+    "tq2_0", "int4_zp", "int8_zp", "int8",   "fp8",   "nvfp4"};
 static_assert(sizeof kWeightFormatNames == sizeof(char*) * (int)WeightFormat::count);
 
-enum class ActFormat : int { f32, bf16, q8_32, q8_256, q8_row };
+enum class ActFormat : int { f32, bf16, q8_32, q8_256, q8_row, q8_16 };
 
 constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 4 (NEON)
 
@@ -57,11 +69,12 @@ constexpr int kPanelColumns = 32;  // 2 x 16 lanes (AVX-512), 4 x 8 (AVX2), 8 x 
 //   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
 //   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
 //   q8_row  int8 codes[k rounded up to 4], zero padded | float scale | int32 start
+//   q8_16   int8 codes[k] | float scale[k/16]  | int16 start[k/16][2]
 // codes = nearest-even(x / scale) with scale = max|x| / 127 over the block (scale 0: codes 0);
 // computed as x * (127 / max|x|), scale = max|x| * (1/127) in fp32; a scale that would be denormal
 // is 0; a block that holds inf or NaN has scale NaN and codes 0, so that its outputs are NaN.
-// start = -8 (q8_32) or -32 (q8_256) times the exact sum of the codes at K % 4 in {0, 1} and in
-// {2, 3}: where dot.h starts its sums, the weights' bias being a multiple of it. scaled_sum =
+// start = -8 (q8_32, q8_16) or -32 (q8_256) times the exact sum of the codes at K % 4 in {0, 1} and
+// in {2, 3}: where dot.h starts its sums, the weights' bias being a multiple of it. scaled_sum =
 // scale * float(exact sum). The one block of q8_row is the row, its start -128 times the sum of all
 // codes. Each part starts on a 64-byte boundary; 64 bytes are added when the
 // total is a multiple of 4096, since rows a power of two apart alias in L1.
@@ -70,7 +83,7 @@ struct ActLayout {
 };
 ActLayout act_layout(ActFormat format, int64_t k);
 
-// Blocks of 32: q8_32; of 256: q8_256; rows of int8: q8_row; rows of fp8: f32.
+// Blocks of 32: q8_32; of 256: q8_256; rows of int8: q8_row; of fp8: f32; of nvfp4: q8_16.
 ActFormat act_format_of(WeightFormat format);
 
 // Packed weights: ceil(n / 32) panels, each `panel_bytes` long (a multiple of 64); columns past n

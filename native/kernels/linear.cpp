@@ -27,6 +27,8 @@ static void gemm(WeightFormat format, const uint8_t* panel, int64_t k, const uin
 #undef INVAR_INT
     case WeightFormat::int8:
       return gemm_int8(panel, k, act, act_stride, rows, out, out_stride);
+    case WeightFormat::nvfp4:
+      return gemm_nvfp4(panel, k, act, act_stride, rows, out, out_stride);
     case WeightFormat::fp8:
       return gemm_fp8(panel, k, act, act_stride, rows, out, out_stride);
     case WeightFormat::count:

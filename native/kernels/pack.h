@@ -68,6 +68,25 @@ static void pack_fp8(const uint8_t* rows, int64_t row_bytes, int columns, int64_
   }
 }
 
+static void pack_nvfp4(const uint8_t* rows, int64_t row_bytes, int columns, int64_t k,
+                       uint8_t* out) {
+  memset(out, 0, (size_t)panel_bytes(WeightFormat::nvfp4, k));
+  for (int c = 0; c < columns; c++) {
+    const uint8_t* row = rows + c * row_bytes;
+    float scale;
+    memcpy(&scale, row, 4);
+    scale *= 128;  // codes count half units, and scales are divided by 256
+    memcpy(out + 4 * c, &scale, 4);
+    uint8_t* record = out + kQuadBytes;
+    for (int64_t b = 0; b < k / 16; b++, record += RecordNVFP4::bytes) {
+      const uint8_t *block = row + 4 + b / 4 * kNvfp4Bytes, *codes = block + 4 + b % 4 * 8;
+      record[RecordNVFP4::scale + c] = unsigned_e4m3(block[b % 4]);
+      for (int j = 0; j < 2; j++)
+        put_word(record + RecordNVFP4::codes, j, c, word_at(codes + 4 * j));
+    }
+  }
+}
+
 // `rows` is the whole matrix; `out` is where panel `first` begins.
 static void pack(WeightFormat format, const uint8_t* rows, int64_t n, int64_t k, int64_t first,
                  int64_t last, uint8_t* out) {
@@ -89,6 +108,9 @@ static void pack(WeightFormat format, const uint8_t* rows, int64_t n, int64_t k,
         break;
       case WeightFormat::int8:
         pack_int8(from, row_bytes, columns, k, to);
+        break;
+      case WeightFormat::nvfp4:
+        pack_nvfp4(from, row_bytes, columns, k, to);
         break;
       case WeightFormat::fp8:
         pack_fp8(from, row_bytes, columns, k, to);

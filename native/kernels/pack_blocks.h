@@ -2,6 +2,7 @@
 // one 32-bit word, so that packing is a transposition of words.
 #pragma once
 
+#include "kernels/codebook_groups.h"
 #include "kernels/records.h"
 #include "kernels/simd.h"
 
@@ -184,6 +185,79 @@ INVAR_INLINE void pack_iq4_xs(const uint8_t* block, int c, uint8_t* record) {
 INVAR_INLINE void pack_mxfp4(const uint8_t* block, int c, uint8_t* record) {
   record[RecordMXFP4::scale + c] = block[0];
   pack_nibbles(block + 1, c, record + RecordMXFP4::codes);
+}
+
+// Fields of two bits, or of four, to a byte each.
+INVAR_INLINE uint32_t spread_pairs(uint32_t x) {
+  x = (x | x << 12) & 0x000f000f;
+  return (x | x << 6) & 0x03030303;
+}
+INVAR_INLINE uint32_t spread_nibbles(uint32_t x) {
+  x = (x | x << 8) & 0x00ff00ff;
+  return (x | x << 4) & 0x0f0f0f0f;
+}
+INVAR_INLINE uint32_t spread_bits(uint32_t x) { return ((x & 15) * 0x00204081) & 0x01010101; }
+
+// 32-block g of codebook entries of eight weights.
+template <class R>
+INVAR_INLINE void pack_eights(const CodebookGroup& group, int g, int c, uint8_t* record) {
+  uint8_t* out = record + R::codes + g * R::group_bytes;
+  put_word(out + R::high, 0, c, bits_by_place(group.upper));
+  for (int h = 0; h < 2; h++) {
+    record[R::scales + (2 * g + h) * kPanelColumns + c] = group.scales[h];
+    const uint32_t first = group.entries[2 * h], second = group.entries[2 * h + 1];
+    put_word(out + R::low, h, c,
+             spread_pairs(first & 255) | spread_pairs(first >> 8) << 2 |
+                 spread_pairs(second & 255) << 4 | spread_pairs(second >> 8) << 6);
+  }
+}
+// Of entries of four weights: a quad each.
+template <class R>
+INVAR_INLINE void pack_fours(const CodebookGroup& group, int g, int c, uint8_t* record) {
+  uint8_t* out = record + R::codes + g * R::group_bytes;
+  record[R::scales + g * kPanelColumns + c] = group.scales[0];
+  uint32_t quads[8];
+  for (int j = 0; j < 8; j++)
+    quads[j] = spread_nibbles(group.entries[j]) | spread_bits(group.upper >> 4 * j) << 3;
+  for (int j = 0; j < 4; j++) {
+    const int quad = j / 2 * 4 + j % 2;
+    put_word(out, j, c, quads[quad] | quads[quad + 2] << 4);
+  }
+}
+
+#define INVAR_PACK_CODEBOOK(name, Suffix, pack_group)                                             \
+  INVAR_INLINE void pack_##name(const uint8_t* block, int c, uint8_t* record) {                   \
+    put_half(record + Record##Suffix::scale, c, block);                                           \
+    for (int g = 0; g < 8; g++) pack_group<Record##Suffix>(group_##name(block, g), g, c, record); \
+  }
+INVAR_PACK_CODEBOOK(iq1_s, IQ1_S, pack_eights)
+INVAR_PACK_CODEBOOK(iq2_xxs, IQ2_XXS, pack_eights)
+INVAR_PACK_CODEBOOK(iq2_xs, IQ2_XS, pack_eights)
+INVAR_PACK_CODEBOOK(iq2_s, IQ2_S, pack_eights)
+INVAR_PACK_CODEBOOK(iq3_xxs, IQ3_XXS, pack_fours)
+INVAR_PACK_CODEBOOK(iq3_s, IQ3_S, pack_fours)
+#undef INVAR_PACK_CODEBOOK
+INVAR_INLINE void pack_iq1_m(const uint8_t* block, int c, uint8_t* record) {
+  const uint16_t d = half_iq1_m(block);
+  memcpy(record + RecordIQ1_M::scale + 2 * c, &d, 2);
+  for (int g = 0; g < 8; g++) pack_eights<RecordIQ1_M>(group_iq1_m(block, g), g, c, record);
+}
+
+INVAR_INLINE void pack_tq1_0(const uint8_t* block, int c, uint8_t* record) {
+  using R = RecordTQ1_0;
+  uint8_t digits[256];
+  digits_tq1_0(block, digits);
+  put_half(record + R::scale, c, block + 52);
+  for (int g = 0; g < 16; g++) {
+    uint32_t quads = 0;
+    for (int j = 0; j < 4; j++) quads |= word_at(digits + 16 * g + 4 * j) << 2 * j;
+    put_word(record + R::codes, g, c, quads);
+  }
+}
+INVAR_INLINE void pack_tq2_0(const uint8_t* block, int c, uint8_t* record) {
+  using R = RecordTQ2_0;
+  put_half(record + R::scale, c, block + 64);
+  for (int g = 0; g < 16; g++) put_word(record + R::codes, g, c, two_bit_quads(block, g));
 }
 
 INVAR_INLINE void pack_int4_zp(const uint8_t* block, int c, uint8_t* record) {

@@ -3,9 +3,10 @@
 //   q8_32   int8 codes[k] | float scale[k/32]  | int16 start[k/32][2] | float scaled_sum[k/32]
 //   q8_256  int8 codes[k] | float scale[k/256] | int16 start[k/16][2] | int16 sum[k/32]
 //   q8_row  int8 codes[k] | float scale | int32 start, -128 times the sum of all codes
+//   q8_16   int8 codes[k] | float scale[k/16]  | int16 start[k/16][2]
 //
-// start: -8 times (q8_32) or -32 times (q8_256) the sums of the codes with K % 4 in {0, 1} and in
-// {2, 3}: the values at which dot.h starts its sums. At most 8 * 127 * 16 and 32 * 127 * 8.
+// start: -8 times (q8_32, q8_16) or -32 times (q8_256) the sums of the codes with K % 4 in {0, 1}
+// and in {2, 3}: the values at which dot.h starts its sums. At most 8 * 127 * 16 and 32 * 127 * 8.
 // A block whose scale would be denormal (max|x| below about 1.5e-36) is zero. A block with an
 // infinity or a NaN gets the scale NaN and codes 0: its outputs are NaN, nothing traps.
 #pragma once
@@ -63,6 +64,20 @@ INVAR_INLINE void quantize_q8_256(const ActLayout& layout, const float* x, int64
       starts[2 * g + 1] = (int16_t)(-32 * s.second);
       sums[g / 2] = (int16_t)((g % 2 ? sums[g / 2] : 0) + s.first + s.second);
     }
+  }
+}
+
+INVAR_INLINE void quantize_q8_16(const ActLayout& layout, const float* x, int64_t first,
+                                 int64_t count, uint8_t* row) {
+  int8_t* codes = (int8_t*)row + first * 16;
+  float* scales = (float*)(row + layout.scale_offset) + first;
+  int16_t* starts = (int16_t*)(row + layout.sum_offset) + 2 * first;
+  for (int64_t b = 0; b < count; b++) {
+    float factor;
+    scales[b] = block_scale(max_magnitude(x + b * 16, 16), &factor);
+    HalfSums sums = write_codes(x + b * 16, 16, factor, codes + b * 16);
+    starts[2 * b] = (int16_t)(-8 * sums.first);
+    starts[2 * b + 1] = (int16_t)(-8 * sums.second);
   }
 }
 
@@ -131,6 +146,9 @@ static void quantize_columns(ActFormat format, const ActLayout& layout, const fl
       break;
     case ActFormat::q8_32:
       quantize_q8_32(layout, x, first / 32, count / 32, row);
+      break;
+    case ActFormat::q8_16:
+      quantize_q8_16(layout, x, first / 16, count / 16, row);
       break;
     case ActFormat::q8_256:
       quantize_q8_256(layout, x, first / 256, count / 256, row);

@@ -8,6 +8,8 @@ int64_t act_block(ActFormat format) {
       return 32;
     case ActFormat::q8_256:
       return 256;
+    case ActFormat::q8_16:
+      return 16;
     case ActFormat::bf16:
       return 2;
     case ActFormat::f32:

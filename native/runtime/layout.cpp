@@ -40,6 +40,11 @@ ActLayout act_layout(ActFormat format, int64_t k) {
       layout.sum_offset = part(k / 16 * 4);
       layout.scaled_sum_offset = part(k / 32 * 2);
       break;
+    case ActFormat::q8_16:
+      part(k);
+      layout.scale_offset = part(k / 16 * 4);
+      layout.sum_offset = part(k / 16 * 4);
+      break;
     case ActFormat::q8_row:
       part(round_up(k, 4));
       layout.scale_offset = part(4);
@@ -53,6 +58,7 @@ ActLayout act_layout(ActFormat format, int64_t k) {
 ActFormat act_format_of(WeightFormat format) {
   if (format == WeightFormat::bf16) return ActFormat::bf16;
   if (format == WeightFormat::int8) return ActFormat::q8_row;
+  if (format == WeightFormat::nvfp4) return ActFormat::q8_16;
   const int block = ggml_block(format).k;
   return block == 256 ? ActFormat::q8_256 : block == 32 ? ActFormat::q8_32 : ActFormat::f32;
 }
@@ -67,6 +73,8 @@ int64_t panel_bytes(WeightFormat format, int64_t k) {
       return round_up(k, 2) * 2 * kPanelColumns;
     case WeightFormat::int8:
       return kQuadBytes + round_up(k, 4) * kPanelColumns;
+    case WeightFormat::nvfp4:
+      return kQuadBytes + k / RecordNVFP4::k * RecordNVFP4::bytes;
     case WeightFormat::fp8:
       return round_up(k, kFp8K) / kFp8K * kFp8Bytes;
 #define INVAR_PANEL(name, Suffix) \

@@ -1,11 +1,12 @@
-// What the tests of linear kernels share: weight formats written down a second time, one element at
-// a time and without SIMD; the arithmetic of gemm in scalars; random weights and activations.
+// What the tests of linear kernels share beside the formats: the arithmetic of gemm in scalars;
+// random weights and activations.
 #pragma once
 
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 
+#include "format_reference.h"
 #include "kernel_test.h"
 
 namespace linear_reference {
@@ -22,177 +23,6 @@ struct Bytes {  // 64-byte aligned
   ~Bytes() { std::free(p); }
   Bytes(const Bytes&) = delete;
 };
-
-// ---------------------------------------------------------------- formats
-
-// Formats that are multiplied in fp32 or bf16; of one row with a scale; of rows of codes.
-inline bool is_float(WeightFormat f) { return f <= WeightFormat::bf16 || f == WeightFormat::fp8; }
-inline bool is_row(WeightFormat f) { return f == WeightFormat::int8; }
-inline int64_t block_k(WeightFormat f) {
-  return is_float(f) || is_row(f) ? 1 : act_format_of(f) == ActFormat::q8_32 ? 32 : 256;
-}
-inline const char* name_of(WeightFormat f) { return kWeightFormatNames[(int)f]; }
-
-inline float half_value(const uint8_t* p) {
-  int h = p[0] | p[1] << 8, e = h >> 10 & 31, m = h & 1023;
-  float x = std::ldexp((float)(e ? 1024 + m : m), e ? e - 25 : -24);
-  return h & 0x8000 ? -x : x;
-}
-
-// A weight: d * scale * code + m * min. Formats without sub-scales have scale and min 1.
-struct Element {
-  float d;
-  int scale;
-  float code;  // an integer but in the float formats
-  float m = 0;
-  int min = 0;
-  double product() const { return (double)d * scale * code; }
-  double offset() const { return (double)m * min; }
-  double value() const { return product() + offset(); }
-};
-
-inline int nibble(const uint8_t* q, int64_t i) { return i < 16 ? q[i] & 15 : q[i - 16] >> 4; }
-inline int bit(const uint8_t* p, int64_t i) { return p[i / 8] >> (i % 8) & 1; }
-
-// Scale (first) or minimum g of the 12 bytes of q4_k and q5_k: two rows of six bits, and in the
-// third row the low nibbles of the later four, whose top bits are in the first two rows.
-inline int six_bits(const uint8_t* s, int g, bool minimum) {
-  const uint8_t* row = minimum ? s + 4 : s;
-  if (g < 4) return row[g] & 63;
-  return (minimum ? s[g + 4] >> 4 : s[g + 4] & 15) + 16 * (row[g - 4] >> 6);
-}
-
-constexpr int kIq4[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-// OCP e2m1: sign, two bits of exponent (bias 1), one of mantissa; twice its value.
-inline int twice_e2m1(int code) {
-  const int exponent = code >> 1 & 3, mantissa = code & 1;
-  const int magnitude = exponent == 0 ? mantissa : (2 + mantissa) << (exponent - 1);
-  return code & 8 ? -magnitude : magnitude;
-}
-
-// Element i of 256 of a K-quant's block.
-inline Element element_256(WeightFormat f, const uint8_t* p, int i) {
-  const int half = i / 128, quarter = i % 128 / 32, l = i % 32, g16 = i / 16, g32 = i / 32;
-  switch (f) {
-    case WeightFormat::q2_k: {
-      int code = p[16 + 32 * half + l] >> (2 * quarter) & 3;
-      return {half_value(p + 80), p[g16] & 15, (float)code, -half_value(p + 82), p[g16] >> 4};
-    }
-    case WeightFormat::q3_k: {
-      int code = (p[32 + 32 * half + l] >> (2 * quarter) & 3) + 4 * (p[l] >> g32 & 1) - 4;
-      int low = g16 < 8 ? p[96 + g16] & 15 : p[96 + g16 - 8] >> 4;
-      int high = p[104 + g16 % 4] >> (2 * (g16 / 4)) & 3;
-      return {half_value(p + 108), low + 16 * high - 32, (float)code};
-    }
-    case WeightFormat::q4_k:
-    case WeightFormat::q5_k: {
-      const uint8_t* codes = p + (f == WeightFormat::q5_k ? 48 : 16) + g32 / 2 * 32;
-      int code = g32 % 2 ? codes[l] >> 4 : codes[l] & 15;
-      if (f == WeightFormat::q5_k) code += 16 * (p[16 + l] >> g32 & 1);
-      return {half_value(p), six_bits(p + 4, g32, false), (float)code, -half_value(p + 2),
-              six_bits(p + 4, g32, true)};
-    }
-    case WeightFormat::q6_k: {
-      int low = p[half * 64 + l + 32 * (quarter & 1)];
-      int code =
-          (quarter < 2 ? low & 15 : low >> 4) + 16 * (p[128 + 32 * half + l] >> (2 * quarter) & 3);
-      return {half_value(p + 208), (int8_t)p[192 + g16], (float)(code - 32)};
-    }
-    case WeightFormat::iq4_xs: {
-      int low = g32 % 2 ? p[4 + g32 / 2] >> 4 : p[4 + g32 / 2] & 15;
-      int high = (p[2] | p[3] << 8) >> (2 * g32) & 3;
-      return {half_value(p), low + 16 * high - 32, (float)kIq4[nibble(p + 8 + 16 * g32, l)]};
-    }
-    default:
-      return {};
-  }
-}
-
-// OCP e4m3fn.
-inline float e4m3(uint8_t code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  const float x =
-      std::ldexp((float)(exponent ? 8 + mantissa : mantissa), std::max(exponent, 1) - 10);
-  return code & 128 ? -x : x;
-}
-inline float float_at(const uint8_t* p) {
-  float x;
-  memcpy(&x, p, 4);
-  return x;
-}
-
-// Element i of row of k whose scales stand at its beginning.
-inline Element element_of_row(WeightFormat f, const uint8_t* row, int64_t k, int64_t i) {
-  if (f == WeightFormat::int8) return {float_at(row), 1, (float)(int8_t)row[4 + i]};
-  return {float_at(row + i / 128 * 4), 1, e4m3(row[(k + 127) / 128 * 4 + i])};
-}
-
-// Element i of a GGML row, from the format's description.
-inline Element element(WeightFormat f, const uint8_t* row, int64_t k, int64_t i) {
-  if (is_row(f) || f == WeightFormat::fp8) return element_of_row(f, row, k, i);
-  const uint8_t* p = row + row_bytes_ggml(f, i / block_k(f) * block_k(f));
-  const int64_t e = i % block_k(f);
-  float x;
-  switch (f) {
-    case WeightFormat::f32:
-      memcpy(&x, p, 4);
-      return {1, 1, x};
-    case WeightFormat::f16:
-      return {1, 1, half_value(p)};
-    case WeightFormat::bf16: {
-      uint32_t bits = (uint32_t)(p[0] | p[1] << 8) << 16;
-      memcpy(&x, &bits, 4);
-      return {1, 1, x};
-    }
-    case WeightFormat::q4_0:
-      return {half_value(p), 1, (float)(nibble(p + 2, e) - 8)};
-    case WeightFormat::q4_1:
-      return {half_value(p), 1, (float)nibble(p + 4, e), half_value(p + 2), 1};
-    case WeightFormat::q5_0:
-      return {half_value(p), 1, (float)(nibble(p + 6, e) + 16 * bit(p + 2, e) - 16)};
-    case WeightFormat::q5_1:
-      return {half_value(p), 1, (float)(nibble(p + 8, e) + 16 * bit(p + 4, e)), half_value(p + 2),
-              1};
-    case WeightFormat::q8_0:
-      return {half_value(p), 1, (float)(int8_t)p[2 + e]};
-    case WeightFormat::iq4_nl:
-      return {half_value(p), 1, (float)kIq4[nibble(p + 2, e)]};
-    case WeightFormat::int4_zp: {
-      const float d = half_value(p);
-      return {d, 1, (float)nibble(p + 3, e), -(d * (float)p[2]), 1};
-    }
-    case WeightFormat::int8_zp: {
-      const float d = half_value(p);
-      return {d, 1, (float)(int8_t)p[4 + e], -(d * half_value(p + 2)), 1};
-    }
-    case WeightFormat::mxfp4:  // a denormal scale is zero
-      return {p[0] < 2 ? 0 : std::ldexp(1.0f, p[0] - 128), 1, (float)twice_e2m1(nibble(p + 1, e))};
-    default:
-      return element_256(f, p, (int)e);
-  }
-}
-
-// Where a block keeps its fp16 numbers: byte offsets of d and of its minimum's scale, or -1.
-struct Halves {
-  int d, m;
-};
-inline Halves halves_of(WeightFormat f) {
-  switch (f) {
-    case WeightFormat::q4_1:
-    case WeightFormat::q5_1:
-    case WeightFormat::q4_k:
-    case WeightFormat::q5_k:
-      return {0, 2};
-    case WeightFormat::q2_k:
-      return {80, 82};
-    case WeightFormat::q3_k:
-      return {108, -1};
-    case WeightFormat::q6_k:
-      return {208, -1};
-    default:
-      return {0, -1};
-  }
-}
 
 // ---------------------------------------------------------------- the contract in scalars
 
@@ -218,22 +48,38 @@ inline float reference_32(WeightFormat f, const uint8_t* row, const uint8_t* act
 
 inline float reference_256(WeightFormat f, const uint8_t* row, const uint8_t* act, int64_t k) {
   const ActLayout layout = act_layout(ActFormat::q8_256, k);
+  // iq1 has values of whole eighths; iq3_xxs has even ones, which are halved.
+  const float per_unit = f == WeightFormat::iq1_s || f == WeightFormat::iq1_m ? 8.0f
+                         : f == WeightFormat::iq3_xxs                         ? 0.5f
+                                                                              : 1.0f;
   float acc = 0;
   for (int64_t b = 0; b < k / 256; b++) {
     const Element first = element(f, row, k, 256 * b);
     int64_t t = 0, u = 0;
     for (int64_t i = 256 * b; i < 256 * b + 256; i++) {
       const Element e = element(f, row, k, i);
-      t += e.scale * (int64_t)(e.code * code_of(act, i));
+      t += e.scale * (int64_t)(e.code * per_unit * code_of(act, i));
       u += e.min * (int64_t)code_of(act, i);
     }
     const float da = ((const float*)(act + layout.scale_offset))[b];
     if (halves_of(f).m < 0)
-      acc = std::fma((float)t, first.d * da, acc);
+      acc = std::fma((float)t, first.d / per_unit * da, acc);
     else
       acc = std::fma(std::fma((float)u, first.m, (float)t * first.d), da, acc);
   }
   return acc;
+}
+
+inline float reference_nvfp4(const uint8_t* row, const uint8_t* act, int64_t k) {
+  const ActLayout layout = act_layout(ActFormat::q8_16, k);
+  float acc = 0;
+  for (int64_t b = 0; b < k / 16; b++) {
+    int sum = 0;
+    for (int64_t i = 16 * b; i < 16 * b + 16; i++) sum += nvfp4_code(row, i) * (int8_t)act[i];
+    const float da = ((const float*)(act + layout.scale_offset))[b];
+    acc = std::fma((float)sum, nvfp4_scale(row, 16 * b) / 256 * da, acc);
+  }
+  return acc * (float_at(row) * 128);
 }
 
 inline float reference_float(WeightFormat f, const uint8_t* row, const uint8_t* act, int64_t k) {
@@ -271,6 +117,7 @@ inline float reference_row(WeightFormat f, const uint8_t* row, const uint8_t* ac
 inline float reference(WeightFormat f, const uint8_t* row, const uint8_t* act, int64_t k) {
   if (is_float(f)) return reference_float(f, row, act, k);
   if (is_row(f)) return reference_row(f, row, act, k);
+  if (f == WeightFormat::nvfp4) return reference_nvfp4(row, act, k);
   return block_k(f) == 32 ? reference_32(f, row, act, k) : reference_256(f, row, act, k);
 }
 
@@ -281,11 +128,12 @@ inline float reference(WeightFormat f, const uint8_t* row, const uint8_t* act, i
 inline void random_rows(WeightFormat f, Bytes& rows, int64_t n, int64_t k, std::mt19937& rng,
                         bool extreme) {
   std::normal_distribution<float> normal;
-  if (is_row(f) || f == WeightFormat::fp8) {
-    const int64_t row_bytes = row_bytes_ggml(f, k), scales = row_bytes - k;
+  if (has_row_scales(f)) {
+    const int64_t row_bytes = row_bytes_ggml(f, k),
+                  scales = row_bytes_ggml(f, 0) + (f == WeightFormat::fp8 ? row_bytes - k : 0);
     for (int64_t i = 0; i < n * row_bytes; i++) {
       uint8_t code = (uint8_t)(extreme ? (rng() % 2 ? 0x80 : 0x7e) : rng());
-      rows.p[i] = (code & 127) == 127 && !is_row(f) ? 1 : code;
+      rows.p[i] = (code & 127) == 127 && f == WeightFormat::fp8 ? 1 : code;
     }
     for (int64_t r = 0; r < n; r++) {
       for (int64_t s = 0; s < scales; s += 4) {
@@ -314,7 +162,11 @@ inline void random_rows(WeightFormat f, Bytes& rows, int64_t n, int64_t k, std::
     }
     const uint16_t d = half(), m = half();
     const Halves at = halves_of(f);
-    memcpy(p + at.d, &d, 2);
+    if (f == WeightFormat::iq1_m)
+      for (int n = 0; n < 4; n++)
+        p[49 + 2 * n] = (uint8_t)((p[49 + 2 * n] & 15) | (d >> 4 * n & 15) << 4);
+    else
+      memcpy(p + at.d, &d, 2);
     if (f == WeightFormat::int4_zp) p[2] %= 17;
     if (f == WeightFormat::int8_zp) p[3] = 0x50 + p[3] % 8;  // 32 to 4,064
     if (at.m >= 0) memcpy(p + at.m, &m, 2);
@@ -344,7 +196,7 @@ inline std::vector<double> activation_values(ActFormat f, const uint8_t* row, in
       memcpy(&x, &bits, 4);
       r[(size_t)i] = x;
     } else {
-      const int64_t block = f == ActFormat::q8_32 ? 32 : f == ActFormat::q8_256 ? 256 : k;
+      const int64_t block = f == ActFormat::q8_row ? k : block_of(f);
       r[(size_t)i] =
           (double)code_of(row, i) * ((const float*)(row + layout.scale_offset))[i / block];
     }

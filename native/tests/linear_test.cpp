@@ -69,12 +69,12 @@ Exact exact_row(const Case& t, int r) {
 }
 
 // Each fp32 rounding is eps/2 of a partial sum no larger than sum |w a|; roundings in a chain: per
-// 32-block 5 (d * da, fma, and for a minimum scaled_sum, q5_1's sum and fma), per 256 at most 6,
-// else per K two within a chunk of 512 and one per chunk.
+// 32-block, or 16 of nvfp4, 5 (d * da, fma, and for a minimum scaled_sum, q5_1's sum and fma), per
+// 256 at most 6, else per K two within a chunk of 512 and one per chunk.
 double tolerance(const Case& t) {
   double chain = is_float(t.format) ? 2.0 * std::min<int64_t>(t.k, 512) + (double)t.k / 512 + 2
                  : is_row(t.format) ? 4.0
-                 : block_k(t.format) == 32 ? 5.0 * (double)t.k / 32 + 5
+                 : block_k(t.format) < 256 ? 5.0 * (double)(t.k / block_k(t.format)) + 5
                                            : 6.0 * (double)t.k / 256 + 6;
   return chain * kEps;
 }
@@ -152,6 +152,7 @@ int main() {
     const std::vector<int64_t> lengths =
         is_float(f) || is_row(f) ? std::vector<int64_t>{1, 2, 3, 31, 32, 511, 512, 513, 1100}
         : block_k(f) == 32       ? std::vector<int64_t>{32, 64, 224, 256, 288, 576, 2048}
+        : block_k(f) == 16       ? std::vector<int64_t>{64, 192, 256, 320, 576, 2048}
                                  : std::vector<int64_t>{256, 512, 2048};
     for (int64_t k : lengths) test_gemm(isas, f, k, 35, false, rng);
     for (int64_t n : {1, 31, 32, 64}) test_gemm(isas, f, 512, n, false, rng);

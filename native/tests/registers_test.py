@@ -35,10 +35,20 @@ TOTAL = re.compile(
     r"v(paddd|pmaddwd)\b"
 )  # int32 sums of q8_0 look the same: none allowed in tile_32
 INTEGER_TILE = re.compile(r"tile_(?:32|256)<\w+::Format(\w+), \w+, (\d+), (\d+)>")
-SUMS_PER_GROUP = {"Q2_K": 2, "Q3_K": 2, "Q4_K": 1, "Q5_K": 2, "Q6_K": 1}  # kSums of formats.h
-# Reported only: their int32 sums (wide_step of dot.h) cannot be told from totals, and no shape of
-# tile was measured for them yet.
-REPORTED = {"IQ4_NL", "IQ4_XS"}
+SUMS_PER_GROUP = {  # kSums of formats.h
+    "Q2_K": 2,
+    "Q3_K": 2,
+    "Q4_K": 1,
+    "Q5_K": 2,
+    "Q6_K": 1,
+    "IQ1": 2,
+    "IQ3_XXS": 2,
+    "IQ3_S": 2,
+    "TQ": 2,
+}
+# Reported only: wide codes that are looked up. Their int32 sums (wide_step of dot.h) cannot be told
+# from totals, and no shape of tile was measured for them yet.
+REPORTED = {"IQ2", "IQ4_NL", "IQ4_XS"}
 # High bits, scales and constants: a vector of each of four columns, and two masks.
 MAX_OTHERS = 6
 # Finished sums that wait for others of their group: GCC 12 adds or stores them together.

@@ -10,9 +10,10 @@ from pathlib import Path
 from golden.families import FAMILIES, family_directory
 from golden.tiny_models import TINY_MODELS, model_path
 
+from invar import _native
 from invar.backends.cpu.formats import WEIGHT_FORMATS
 from invar.models.registry import ARCHITECTURES, MODEL_TYPES, family_of, open_directory
-from invar.weights.formats import DECODERS
+from invar.weights.formats import DECODERS, QuantType
 from invar.weights.gguf import GGUFFile
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -36,10 +37,23 @@ FORMATS = """
 ## Formats of weights
 
 A format is a property of each tensor, whatever the family; one without a kernel is refused by name.
+A kernel reads the packed form: memory has to deliver so many bits a weight for every token that is
+decoded. The codebooks of IQ1, IQ2 and IQ3 are looked up when a model is loaded: what is kept of a
+weight is its place among the values that occur, in three or four bits. GGUF's NVFP4 and its
+`.scale` tensors become NVFP4_ROWS.
 
-| format | CPU kernel | numpy reference |
-|---|---|---|
+| format | CPU kernel | bits a weight in the file | packed | numpy reference |
+|---|---|---|---|---|
 """
+COLUMNS = 4096  # of the row that bits are counted of
+
+
+def stored_bits(kind: QuantType) -> float:
+    return kind.row_bytes(COLUMNS) * 8 / COLUMNS
+
+
+def packed_bits(name: str) -> float:
+    return _native.panel_bytes(name, COLUMNS) * 8 / (_native.PANEL_COLUMNS * COLUMNS)
 
 
 def tiny_models() -> dict[str, list[str]]:
@@ -61,7 +75,8 @@ def page() -> str:
         types = [t for t, family in families.items() if family.architecture == architecture]
         lines.append(f"| {architecture} | {', '.join(types) or '—'} | {', '.join(names)} |\n")
     formats = [
-        f"| {kind.name} | {name} | {'yes' if kind in DECODERS else 'by its layout'} |\n"
+        f"| {kind.name} | {name} | {stored_bits(kind):.2f} | {packed_bits(name):.2f} "
+        f"| {'yes' if kind in DECODERS else 'by its layout'} |\n"
         for kind, name in WEIGHT_FORMATS.items()
     ]
     return HEAD + "".join(lines) + FORMATS + "".join(formats)

@@ -189,6 +189,33 @@ def fp8(stem: str, values: Floats, block: tuple[int, ...] | None, ending: str = 
     return Written(tensors, E4M3[codes].astype(np.float32) * wide)
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nvfp4(stem: str, values: Floats, optimizer: bool) -> Written:
+    """A scale of e4m3 for 16, and one for all, which divides or, with Model Optimizer, multiplies:
+    a power of two, so that its inverse is exact."""
+    n, k = values.shape
+    parts = values.reshape(n, -1, 16)
+    whole = 2.0 ** np.floor(np.log2(np.abs(values).max() / (6 * 448)) + 1)
+    table = np.sort(E4M3[:127])
+    wanted = np.abs(parts).max(-1) / 6 / whole
+    scales = np.abs(wanted[..., None] - table).argmin(-1).astype(np.uint8)
+    wide = np.maximum(E4M3[scales], 2.0**-9)[..., None] * whole
+    codes = np.abs((parts / wide)[..., None] - E2M1).argmin(-1)
+    meant = E2M1[codes] * E4M3[scales][..., None] * whole
+    pairs = codes.reshape(n, -1, 2)
+    packed = (pairs[..., 0] | pairs[..., 1] << 4).astype(np.uint8)
+    names = ("weight", "weight_scale_2") if optimizer else ("weight_packed", "weight_global_scale")
+    scale = np.array(whole if optimizer else [1 / whole], np.float32)
+    tensors: dict[str, Tensor] = {
+        f"{stem}.{names[0]}": ("U8", packed.shape, packed.tobytes()),
+        f"{stem}.weight_scale": ("F8_E4M3", scales.shape, scales.tobytes()),
+        f"{stem}.{names[1]}": single(scale),
+    }
+    return Written(tensors, meant.astype(np.float32).reshape(n, k))
+
+
 @dataclass(frozen=True)
 class Form:
     settings: Mapping[str, Any]  # quantization_config
@@ -245,5 +272,12 @@ FORMS: dict[str, Form] = {
     "fp8 blocks": Form(
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
         lambda stem, v: fp8(stem, v, (128, 128)),
+    ),
+    "nvfp4": Form(
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        lambda stem, v: nvfp4(stem, v, False),
+    ),
+    "nvfp4 of Model Optimizer": Form(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"}, lambda stem, v: nvfp4(stem, v, True)
     ),
 }

@@ -38,11 +38,26 @@ KERNEL_FORMATS = (
     QuantType.IQ4_XS,
     QuantType.MXFP4,
     QuantType.IQ4_NL,
+    QuantType.IQ3_XXS,
+    QuantType.IQ3_S,
+    QuantType.IQ2_S,
+    QuantType.IQ2_XS,
+    QuantType.IQ2_XXS,
+    QuantType.IQ1_M,
+    QuantType.IQ1_S,
+    QuantType.TQ1_0,
+    QuantType.TQ2_0,
     QuantType.F32,
 )
 
 # Those that no GGUF file has: of checkpoints, or made at load.
-OTHER_FORMATS = (QuantType.INT4_ZP, QuantType.INT8_ZP, QuantType.INT8, QuantType.FP8)
+OTHER_FORMATS = (
+    QuantType.INT4_ZP,
+    QuantType.INT8_ZP,
+    QuantType.INT8,
+    QuantType.FP8,
+    QuantType.NVFP4_ROWS,
+)
 
 
 def mixed_formats(architecture: str = "llama", layers: int = LAYERS) -> MemorySource:

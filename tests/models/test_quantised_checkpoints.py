@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from backends.batches import Piece, make_runner, pages_for, poison, run
 from golden.hf_form import hf_tensors, write_hf_directory
-from golden.quantised_form import E4M3, FORMS, Form, Written
+from golden.quantised_form import E2M1, E4M3, FORMS, Form, Written
 from golden.safetensors_writer import Tensor, stored, write_sharded
 from golden.tiny_models import model_path
 from models.memory_source import MemorySource
@@ -22,7 +22,7 @@ from invar.graph.interpreter import Interpreter
 from invar.graph.passes import optimise
 from invar.models.hf_source import HFSource
 from invar.models.registry import build, open_directory
-from invar.weights.formats import QuantType
+from invar.weights.formats import QuantType, dequantize
 from invar.weights.gguf import GGUFFile
 from invar.weights.quantization_settings import settings_in
 from invar.weights.quantized_directory import QuantizedDirectory
@@ -44,6 +44,8 @@ KINDS = {
     "packed 4 32 sym": QuantType.Q4_0,
     "int8": QuantType.INT8,
     "fp8 blocks": QuantType.FP8,
+    "nvfp4": QuantType.NVFP4_ROWS,
+    "nvfp4 of Model Optimizer": QuantType.NVFP4_ROWS,
 }
 
 
@@ -177,13 +179,29 @@ def test_bytes_of_mxfp4() -> None:
     directory = presented({"quant_method": "mxfp4"}, tensors)
     tensor = directory.tensors["e.gate_up_proj"]
     assert (tensor.dtype, tensor.shape) == ("MXFP4", (2, 3, 64))
-    from invar.weights.formats import dequantize
-
     found = dequantize(directory.raw(tensor.name), QuantType.MXFP4, tensor.shape)
     e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
     flat = blocks.reshape(2, 3, 32)
     np.testing.assert_array_equal(found[..., ::2], 2 * e2m1[flat & 15])
     np.testing.assert_array_equal(found[..., 1::2], 2 * e2m1[flat >> 4])
+
+
+def test_bytes_of_nvfp4() -> None:
+    """Element 2 i in the low nibble of byte i; the scale of all divides."""
+    packed = np.arange(64, dtype=np.uint8).reshape(2, 32)
+    scales = np.array([[0x38, 0x40, 0x01, 0x7E], [0x38, 0, 0x38, 0x38]], np.uint8)
+    tensors: dict[str, Tensor] = {
+        "a.weight_packed": ("U8", packed.shape, packed.tobytes()),
+        "a.weight_scale": ("F8_E4M3", scales.shape, scales.tobytes()),
+        "a.weight_global_scale": ("F32", (1,), np.array([4], "<f4").tobytes()),
+    }
+    directory = presented({"quant_method": "compressed-tensors"}, tensors)
+    tensor = directory.tensors["a.weight"]
+    assert (tensor.dtype, tensor.shape) == ("NVFP4_ROWS", (2, 64))
+    found = dequantize(directory.raw(tensor.name), QuantType.NVFP4_ROWS, tensor.shape)
+    wide = np.repeat([[1, 2, 2.0**-9, 448], [1, 0, 1, 1]], 16, axis=1) / 4
+    np.testing.assert_array_equal(found[:, ::2], E2M1[packed & 15] * wide[:, ::2])
+    np.testing.assert_array_equal(found[:, 1::2], E2M1[packed >> 4] * wide[:, 1::2])
 
 
 def test_every_code_of_e4m3() -> None:
@@ -249,6 +267,26 @@ WRONG = {
         put("weight_packed", "I32", np.zeros((64, 9), "<i4")),
         r"weight_packed: \(64, 9\) words are no \(64, 64\) codes",
     ),
+    "scales of half as many": (
+        "nvfp4",
+        put("weight_scale", "F8_E4M3", np.full((64, 2), 0x38, np.uint8)),
+        r"weight_scale: F8_E4M3 of shape \(64, 2\), expected F8_E4M3 of shape \(64, 4\)",
+    ),
+    "no scale of all": (
+        "nvfp4",
+        without("weight_global_scale"),
+        "up_proj: weight_global_scale is missing",
+    ),
+    "a scale of all for every row": (
+        "nvfp4 of Model Optimizer",
+        put("weight_scale_2", "F32", np.ones(64, "<f4")),
+        r"weight_scale_2: shape \(64,\), expected one scale",
+    ),
+    "blocks that are not whole": (
+        "nvfp4",
+        put("weight_packed", "U8", np.zeros((64, 20), np.uint8)),
+        "weight_scale: F8_E4M3 of shape",
+    ),
     "zero points of int8": (
         "int8",
         put("weight_zero_point", "I8", np.ones((64, 1), np.int8)),
@@ -276,6 +314,26 @@ def test_scales_that_cannot_be(
     part: str, dtype: str, array: np.ndarray, message: str, tmp_path: Path
 ) -> None:
     write_form(tmp_path / "model", FORMS["awq 32"], put(part, dtype, array))
+    with (
+        open_directory(tmp_path / "model") as source,
+        pytest.raises(SafetensorsError, match=f"up_proj.*{message}"),
+    ):
+        source.raw("blk.0.ffn_up.weight")
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype", "array", "message"),
+    [
+        ("weight_scale", "F8_E4M3", np.full((64, 4), 0x7F, np.uint8), "a scale is NaN or below"),
+        ("weight_scale", "F8_E4M3", np.full((64, 4), 0xB8, np.uint8), "a scale is NaN or below"),
+        ("weight_global_scale", "F32", np.zeros(1, "<f4"), "0.0 is no scale"),
+        ("weight_global_scale", "F32", np.full(1, np.inf, "<f4"), "NaN or infinity among the sc"),
+    ],
+)
+def test_scales_of_nvfp4_that_cannot_be(
+    part: str, dtype: str, array: np.ndarray, message: str, tmp_path: Path
+) -> None:
+    write_form(tmp_path / "model", FORMS["nvfp4"], put(part, dtype, array))
     with (
         open_directory(tmp_path / "model") as source,
         pytest.raises(SafetensorsError, match=f"up_proj.*{message}"),

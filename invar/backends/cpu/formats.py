@@ -22,14 +22,24 @@ WEIGHT_FORMATS = {
     QuantType.IQ4_NL: "iq4_nl",
     QuantType.IQ4_XS: "iq4_xs",
     QuantType.MXFP4: "mxfp4",
+    QuantType.IQ1_S: "iq1_s",
+    QuantType.IQ1_M: "iq1_m",
+    QuantType.IQ2_XXS: "iq2_xxs",
+    QuantType.IQ2_XS: "iq2_xs",
+    QuantType.IQ2_S: "iq2_s",
+    QuantType.IQ3_XXS: "iq3_xxs",
+    QuantType.IQ3_S: "iq3_s",
+    QuantType.TQ1_0: "tq1_0",
+    QuantType.TQ2_0: "tq2_0",
     QuantType.INT4_ZP: "int4_zp",
     QuantType.INT8_ZP: "int8_zp",
     QuantType.INT8: "int8",
     QuantType.FP8: "fp8",
+    QuantType.NVFP4_ROWS: "nvfp4",
 }
 
 # Of activations: columns that are quantised as one.
-ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_32": 32, "q8_256": 256, "q8_row": 1}
+ACT_BLOCKS = {"f32": 1, "bf16": 2, "q8_16": 16, "q8_32": 32, "q8_256": 256, "q8_row": 1}
 WHOLE_ROWS = "q8_row"  # a scale per row: not to be had from some of its columns
 
 

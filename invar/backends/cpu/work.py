@@ -10,7 +10,14 @@ from invar.backends.runner import ModelWork
 from invar.graph.graph import CacheGroup
 
 # Kind of activations that weights meet → what the machine multiplies at most of it.
-PEAKS = {"q8_32": "int8", "q8_256": "int8", "q8_row": "int8", "bf16": "bf16", "f32": "fp32"}
+PEAKS = {
+    "q8_16": "int8",
+    "q8_32": "int8",
+    "q8_256": "int8",
+    "q8_row": "int8",
+    "bf16": "bf16",
+    "f32": "fp32",
+}
 
 
 def peak_name(weight_format: str) -> str:
