@@ -154,9 +154,15 @@ class Door:
     def _bounded(self, thoughts: Thoughts | None, ready: ResolvedParams) -> Thoughts | None:
         """With the budget of the parameters, which goes before their own; None where nothing
         begins behind them or bounds them."""
-        if thoughts is None or self.grammars is None:
+        if thoughts is None:
             return None
         asked = ready.params.thinking_token_budget
+        if self.grammars is None:
+            if asked not in (None, -1):
+                raise ValueError(
+                    "thinking_token_budget: this engine compiles no grammars, which bound thoughts"
+                )
+            return None
         if asked is not None:
             thoughts = replace(thoughts, budget=None if asked == -1 else asked)
         return None if ready.grammar is None and thoughts.budget is None else thoughts

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
 from invar.graph.routing import Routing, Scoring
@@ -36,7 +37,9 @@ def regular_period(config: Config, given: Sequence[int], period: object, what: s
     layers = config.get("num_hidden_layers")
     if not isinstance(period, int) or period < 1 or not isinstance(layers, int):
         return period
-    if list(given) != list(range(period - 1, layers, period)):
+    # No more than are given: how many layers there are is not checked yet.
+    last = islice(range(period - 1, layers, period), len(given) + 1)
+    if list(given) != list(last):
         raise ConfigError(f"{CONFIG}: {what} are not the last of every {period} layers")
     return period
 

@@ -78,9 +78,6 @@ FUSED: Mapping[str, str] = {
 }
 """Architectures whose GGUF files store several weights as one, besides `gguf_source.OF_ANY`."""
 
-SEEING = ("gemma3", "llama4", "mistral3")
-"""Model types that wrap a language model, with the family that this is of if it does not say."""
-
 ARCHITECTURE_KEY = "general.architecture"
 
 
@@ -119,9 +116,9 @@ def family_of(config: Config) -> HFFamily:
         raise ConfigError(f"config.json: model_type must be a string, found {brief(model_type)}")
     if model_type not in MODEL_TYPES:
         raise ConfigError(f"config.json: model_type {not_supported(model_type, MODEL_TYPES)}")
-    if model_type in SEEING and sees(config):
+    if sees(config):
         inner = config[TEXT_CONFIG].get("model_type", model_type)
-        if inner not in MODEL_TYPES:
+        if not isinstance(inner, str) or inner not in MODEL_TYPES:
             wrong = not_supported(str(inner), MODEL_TYPES)
             raise ConfigError(f"config.json: {TEXT_CONFIG}: model_type {wrong}")
         model_type = inner

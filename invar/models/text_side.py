@@ -8,12 +8,15 @@ from typing import Any
 
 Config = Mapping[str, Any]
 
+SEEING = ("gemma3", "llama4", "mistral3")
+"""Model types that wrap a language model, with the family that this is of if it does not say."""
+
 TEXT_CONFIG = "text_config"  # what their language model is
 OTHER_SIDES = re.compile(r"^(?:model\.)?(?:vision_\w+|multi_modal_projector)\.")
 
 
 def sees(config: Config) -> bool:
-    return isinstance(config.get(TEXT_CONFIG), Mapping)
+    return config.get("model_type") in SEEING and isinstance(config.get(TEXT_CONFIG), Mapping)
 
 
 def text_side(config: Config) -> Config:

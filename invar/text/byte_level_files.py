@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from invar.text.tokenizer_entries import (
     config_of,
     tokenizer_class,
 )
+from invar.text.vocabulary import LARGEST_VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ CLASS_OF_MODEL_TYPE = {
     "gpt2": "GPT2Tokenizer",
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
 }
+
+
 # ---------------------------------------------------------------- byte-level BPE
 
 
@@ -117,6 +121,10 @@ def byte_level(
 
 # ---------------------------------------------------------------- tiktoken
 
+# A token is cut at each of its bytes into pairs, so the time grows with the square of its length.
+# The longest of Llama 3 has 128 bytes.
+LONGEST_TOKEN = 1024
+
 
 def from_ranks(files: TextFiles, data: bytes) -> TextFiles:
     """Llama 3 as Meta publishes it; its special tokens stand in tokenizer_config.json."""
@@ -140,15 +148,28 @@ def from_ranks(files: TextFiles, data: bytes) -> TextFiles:
 
 
 def read_ranks(data: bytes) -> dict[bytes, int]:
+    """Raises `TokenizerError` naming the line."""
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(data.splitlines(), start=1):
-        token, _, rank = line.partition(b" ")
+    for number, line in enumerate(io.BytesIO(data), start=1):
+        line = line.rstrip(b"\r\n")
+        where = f"{MODEL}: line {number}"
+        if number > LARGEST_VOCABULARY:
+            raise TokenizerError(f"{where}: more than {LARGEST_VOCABULARY} are not supported")
+        encoded, _, rank = line.partition(b" ")
         try:
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            token = base64.b64decode(encoded, validate=True)
+            place = int(rank)
         except (binascii.Error, ValueError):
             raise TokenizerError(
-                f"{MODEL}: line {number}, {line[:60]!r}: expected a token in base64 and its rank"
+                f"{where}, {line[:60]!r}: expected a token in base64 and its rank"
             ) from None
+        if not 0 < len(token) <= LONGEST_TOKEN:
+            raise TokenizerError(
+                f"{where}: a token of {len(token)} bytes, expected 1 to {LONGEST_TOKEN}"
+            )
+        if token in ranks:
+            raise TokenizerError(f"{where}, {line[:60]!r}: the token stands there twice")
+        ranks[token] = place
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise TokenizerError(f"{MODEL}: the ranks of {len(ranks)} tokens are not 0, 1, 2, …")
     return ranks

@@ -23,9 +23,8 @@ from invar.text.sentencepiece_files import BPE_MODEL, is_legacy
 from invar.text.sentencepiece_model import is_charsmap
 from invar.text.tokenizer import Encoders, TextEncoder
 from invar.text.tokenizer_entries import FILE, TextFiles
-from invar.text.vocabulary import TokenType, Vocabulary, stop_ids_by_text
+from invar.text.vocabulary import LARGEST_VOCABULARY, TokenType, Vocabulary, stop_ids_by_text
 
-LARGEST_VOCABULARY = 1 << 24
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 HIDDEN = "\ue000control {}"  # no text has it, so none is ever encoded as this token
 

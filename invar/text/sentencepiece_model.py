@@ -15,10 +15,11 @@ import numpy as np
 
 from invar.text.errors import TokenizerError
 from invar.text.tokenizer_entries import MODEL as FILE
-from invar.text.vocabulary import TokenType
+from invar.text.vocabulary import LARGEST_VOCABULARY, TokenType
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # wire types
 VARINT_BYTES = 10  # of 64 bits, seven a byte
+KNOWN_TYPES = frozenset(TokenType)
 
 Value = int | float | bytes
 
@@ -63,6 +64,8 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
 def add_piece(model: SentencePieceModel, data: bytes) -> None:
     piece, score, kind = "", 0.0, TokenType.NORMAL
     where = f"{FILE}: piece {len(model.pieces)}"
+    if len(model.pieces) >= LARGEST_VOCABULARY:
+        raise TokenizerError(f"{where}: more than {LARGEST_VOCABULARY} are not supported")
     for number, value in fields(data):
         if number == 1:
             try:
@@ -72,7 +75,7 @@ def add_piece(model: SentencePieceModel, data: bytes) -> None:
         elif number == 2 and isinstance(value, float):
             score = value
         elif number == 3:
-            if value not in set(TokenType):
+            if value not in KNOWN_TYPES:
                 raise TokenizerError(f"{where} has type {value!r:.20}, which is not known")
             kind = TokenType(integer(value))
     if not piece or score != score:

@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 MODELS = ("gpt2", "llama", "gemma4", "bert", "t5")
 
+# Tokens of a tokenizer in Hugging Face's files: sixty times the largest that are published.
+LARGEST_VOCABULARY = 1 << 24
+
 # Some converters write 0 for "not told", which readers take as normal text.
 UNDEFINED_TYPE = 0
 

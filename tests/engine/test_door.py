@@ -13,6 +13,7 @@ from engine.scripted_runner import runner_info
 from invar.engine.door import Door, SeedSource
 from invar.engine.request import EngineRequest
 from invar.engine.sampling_params import SamplingParams
+from invar.grammar.thoughts import Thoughts
 
 DOOR = Door(
     vocab_size=97,
@@ -127,6 +128,16 @@ def test_b50_what_kv_memory_cannot_hold_is_refused_or_cut() -> None:
     assert request.max_tokens == 125
     info = runner_info(slabs=32, max_model_len=8192)
     make_engine(info).add_request(request)  # the engine agrees
+
+
+def test_a_budget_of_thoughts_needs_what_bounds_them() -> None:
+    """This door has no compiler of grammars."""
+    thoughts = Thoughts("n", (("", "n"),))
+    with pytest.raises(ValueError, match="thinking_token_budget: this engine compiles no grammars"):
+        DOOR.resolve("r", [1], SamplingParams(thinking_token_budget=5), thoughts=thoughts)
+    for unbounded in (None, -1):
+        params = SamplingParams(thinking_token_budget=unbounded)
+        assert DOOR.resolve("r", [1], params, thoughts=thoughts)[0].sampling.thoughts is None
 
 
 def test_truncation_keeps_the_end() -> None:

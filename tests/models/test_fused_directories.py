@@ -170,6 +170,9 @@ def test_the_language_model_of_llama4_that_sees(how: str, tmp_path: Path) -> Non
     [
         ("llama4", {"no_rope_layers": [0, 1, 1]}, "no_rope_layers are not the last of every 2"),
         ("llama4", {"moe_layers": [0]}, "moe_layers are not the last of every 2"),
+        # Numbers of layers of which no list could be made.
+        ("llama4", {"num_hidden_layers": 10**12}, "not the last of every 2"),
+        ("llama4", {"num_hidden_layers": 10**30}, "not the last of every 2"),
         ("llama4", {"attn_temperature_tuning": False}, "attn_temperature_tuning is off"),
         ("gpt_oss", {"layer_types": ["full_attention"] * 2}, "layer_types do not alternate"),
         ("gpt_oss", {"swiglu_limit": 8.0}, r"swiglu_limit is 8\.0, supported is 7\.0"),

@@ -104,10 +104,24 @@ def test_mistral3_is_the_mistral_inside(tmp_path: Path) -> None:
             assert source.raw(name).tobytes() == alone.raw(name).tobytes()
 
 
+def test_a_model_that_does_not_see_is_what_its_configuration_says(tmp_path: Path) -> None:
+    folder = write_hf_directory("llama_gqa", tmp_path / "text")
+    config = json.loads((folder / "config.json").read_text())
+    inner = {"text_config": {"hidden_size": 8, "rope_theta": 5.0}}
+    tensors = stored_tensors(folder)
+    with (
+        open_directory(write(tmp_path / "x", config | inner, tensors)) as source,
+        open_directory(folder) as alone,
+    ):
+        assert source.metadata == alone.metadata
+        assert build(source) == build(alone)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"text_config": {"model_type": "qwen9"}}, "text_config: model_type 'qwen9' is not supp"),
+        ({"text_config": {"model_type": ["x"]}}, "text_config: model_type .* is not supported"),
         (
             {"text_config": {"model_type": "gemma3_text", "use_bidirectional_attention": True}},
             "use_bidirectional_attention is not supported",

@@ -9,6 +9,7 @@ import shutil
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from text.llama_cpp_vectors import read_vectors
 from tokenizers.normalizers import Precompiled
 
 from invar.engine.model_files import HFText
+from invar.text import byte_level_files, sentencepiece_model
 from invar.text.errors import TokenizerError
 from invar.text.sentencepiece_model import is_charsmap, read_sentencepiece
 from invar.text.tokenizer import Tokenizer
@@ -255,6 +257,10 @@ def test_a_model_with_damaged_characters_is_refused(tmp_path: Path) -> None:
         ("llama3", "tokenizer.model", "YQ== 0\nYg== x", "line 2, b'Yg== x'"),
         ("llama3", "tokenizer.model", "YQ== 0\nYg== 2", "ranks of 2 tokens are not 0, 1"),
         ("llama3", "tokenizer.model", "YQ 0", "line 1, b'YQ 0'"),
+        ("llama3", "tokenizer.model", "YQ== 1\nYQ== 0", "line 2, b'YQ== 0': .* twice"),
+        ("llama3", "tokenizer.model", "YQ== 0\n 1", "line 2: a token of 0 bytes, expected 1 to"),
+        ("llama3", "tokenizer.model", "YQ== 0\n\nYg== 1", "line 2, b''"),
+        ("llama3", "tokenizer.model", "YWFh" * 27000 + " 0", "line 1: a token of 81000 bytes"),
     ],
     indirect=["folder"],
 )
@@ -263,6 +269,21 @@ def test_what_is_wrong_with_other_forms_is_named(
 ) -> None:
     (folder / name).write_text(change)
     refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("folder", "module", "message"),
+    [
+        ("llama", sentencepiece_model, "piece 20: more than 20 are not supported"),
+        ("llama3", byte_level_files, "line 21: more than 20 are not supported"),
+    ],
+    indirect=["folder"],
+)
+def test_a_vocabulary_past_the_largest_is_refused_before_it_is_read(
+    folder: Path, module: ModuleType, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LARGEST_VOCABULARY", 20)
+    refused(folder, rf"tokenizer\.model: {message}")
 
 
 def test_a_vocabulary_of_words_is_refused(tmp_path: Path) -> None:
