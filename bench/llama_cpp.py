@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 VERSION = "11434.0.0"
 BINARIES = ("llama-bench", "llama-batched-bench", "llama-perplexity", "llama-server")
@@ -111,14 +112,18 @@ class Server:
         finally:
             connection.close()
 
-    def ask(self, prompts: Sequence[list[int]], output: int) -> list[tuple[list[int], float]]:
+    def ask(
+        self, prompts: Sequence[list[int]], output: int, schema: Any = None
+    ) -> list[tuple[list[int], float]]:
         """All prompts at once: of each its answer and its time to first token in seconds."""
         with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda prompt: self.ask_one(prompt, output), prompts))
+            return list(pool.map(lambda prompt: self.ask_one(prompt, output, schema), prompts))
 
-    def ask_one(self, prompt: list[int], output: int) -> tuple[list[int], float]:
+    def ask_one(self, prompt: list[int], output: int, schema: Any) -> tuple[list[int], float]:
         body = {"prompt": prompt, "n_predict": output, "temperature": 0, "ignore_eos": True}
         body |= {"cache_prompt": self.caching, "stream": True, "return_tokens": True}
+        if schema is not None:
+            body |= {"json_schema": schema, "ignore_eos": False}
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         began = time.perf_counter()
         connection.request(

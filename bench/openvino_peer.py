@@ -60,9 +60,12 @@ class Peer:
         """The first figures are those of cold caches."""
         return self._told({})
 
-    def ask(self, prompts: Sequence[list[int]], output: int) -> list[tuple[list[int], float]]:
+    def ask(
+        self, prompts: Sequence[list[int]], output: int, schema: Any = None
+    ) -> list[tuple[list[int], float]]:
         """All prompts at once: of each its answer and its time to first token in seconds."""
-        return [tuple(one) for one in self._told({"prompts": prompts, "output": output})["said"]]
+        request = {"prompts": prompts, "output": output, "schema": schema}
+        return [tuple(one) for one in self._told(request)["said"]]
 
     def _told(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -101,20 +104,23 @@ class Pipeline:
         ids = np.random.randint(5, 250, prompt)  # plain bytes of any vocabulary
         return self.add_ids(number, ids, output)
 
-    def add_ids(self, number: int, ids: Any, output: int) -> Any:
+    def add_ids(self, number: int, ids: Any, output: int, schema: Any = None) -> Any:
         import numpy as np
         import openvino
         import openvino_genai
 
         config = openvino_genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = output, True, False
+        config.max_new_tokens, config.ignore_eos, config.do_sample = output, schema is None, False
+        if schema is not None:
+            structure = openvino_genai.StructuredOutputConfig(json_schema=json.dumps(schema))
+            config.structured_output_config = structure
         tensor = openvino.Tensor(np.array([ids], np.int64))
         return self.pipeline.add_request(number, tensor, config)
 
-    def answers(self, prompts: list[list[int]], output: int) -> dict[str, Any]:
+    def answers(self, prompts: list[list[int]], output: int, schema: Any) -> dict[str, Any]:
         """Of each prompt [ids, seconds to the first]."""
         began = time.perf_counter()
-        handles = [self.add_ids(n, ids, output) for n, ids in enumerate(prompts)]
+        handles = [self.add_ids(n, ids, output, schema) for n, ids in enumerate(prompts)]
         said: list[list[int]] = [[] for _ in prompts]
         first = [0.0] * len(prompts)
         while self.pipeline.has_non_finished_requests():

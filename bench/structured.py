@@ -1,25 +1,27 @@
 """What grammars cost and what they gain, beside llama.cpp's on the same schema.
 
-    python bench/structured.py MODEL.gguf [--streams 32] [--tokens 48] [--runs 3] [--peer PORT]
+    python bench/structured.py MODEL.gguf [--streams 32] [--tokens 48] [--runs 5]
+        [--peers llama.cpp openvino-genai]
 
 Masks: rate and tail over walks through each schema. Decode: tokens per second of all streams,
-plain, with the grammar drawn token by token, and with forced tokens in one step. Runs take turns
-A B C; figures are medians with their range. --peer PORT: the same of a `llama-server`
-(bench/llama_cpp.py build) that runs there with as many slots.
+greedy, plain, with the grammar drawn token by token, and with forced tokens in one step; of peers
+plain and with their grammar. Runs take turns A B C; figures are medians with their range, and what
+a grammar costs or gains is the median, run by run, of its rate over the plain one of that run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import statistics
 import time
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
+import openvino_peer
 
 from invar import LLM, SamplingParams, StructuredOutputs
 from invar.grammar.guide import Guide
@@ -89,11 +91,7 @@ def rate(llm: LLM, streams: int, tokens: int, form: StructuredOutputs | None, ju
     llm.model.engine.guidance._jumps = jumps
     prompts = [PROMPT.format(index) for index in range(streams)]
     params = SamplingParams(
-        temperature=0.8,
-        seed=1,
-        max_tokens=tokens,
-        ignore_eos=True,
-        structured_outputs=form,
+        temperature=0, max_tokens=tokens, ignore_eos=True, structured_outputs=form
     )
     llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
     began = time.perf_counter()
@@ -102,33 +100,46 @@ def rate(llm: LLM, streams: int, tokens: int, form: StructuredOutputs | None, ju
     return sum(len(answer.outputs[0].token_ids) for answer in answers) / took
 
 
-def peer_rate(port: int, streams: int, tokens: int, schema: Any) -> float:
-    def answer(index: int) -> int:
-        body: dict[str, Any] = {
-            "prompt": PROMPT.format(index),
-            "n_predict": tokens,
-            "temperature": 0.8,
-            "ignore_eos": schema is None,
-        }
-        if schema is not None:
-            body["json_schema"] = schema
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/completion",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=300) as response:
-            return int(json.load(response)["tokens_predicted"])
-
-    with ThreadPoolExecutor(streams) as clients:
-        list(clients.map(answer, range(streams)))  # prompts
-        began = time.perf_counter()
-        total = sum(clients.map(answer, range(streams)))
-    return total / (time.perf_counter() - began)
+Peer = llama_cpp.Server | openvino_peer.Peer
 
 
-def spread(rates: list[float]) -> str:
-    return f"{statistics.median(rates):7.1f} ({min(rates):.1f} to {max(rates):.1f})"
+def peer_rate(peer: Peer, prompts: list[list[int]], tokens: int, schema: Any) -> float:
+    peer.ask(prompts, 1)
+    began = time.perf_counter()
+    said = peer.ask(prompts, tokens, schema)
+    return sum(len(ids) for ids, _ in said) / (time.perf_counter() - began)
+
+
+def started(names: list[str], model: Path, threads: int, streams: int) -> dict[str, Peer]:
+    peers: dict[str, Peer] = {}
+    if "llama.cpp" in names:
+        peers["llama.cpp"] = llama_cpp.Server(model, threads, streams, 512, caching=True)
+    if "openvino-genai" in names:
+        peers["openvino-genai"] = openvino_peer.Peer(model, threads, [streams], caching=True)
+    return peers
+
+
+def spread(rates: list[float], digits: int = 1) -> str:
+    low, high = min(rates), max(rates)
+    return f"{statistics.median(rates):,.{digits}f} ({low:,.{digits}f} … {high:,.{digits}f})"
+
+
+def in_turn(kinds: dict[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(runs):
+        for kind, measured in kinds.items():
+            rates[kind].append(measured())
+    return rates
+
+
+def table(name: str, rates: dict[str, list[float]]) -> str:
+    """`kinds` are named ENGINE, KIND; each is held against its engine's plain one."""
+    text = f"| {name} | tokens/s | of plain |\n|---|---|---|\n"
+    for kind, figures in rates.items():
+        plain = rates[f"{kind.split(',')[0]}, plain"]
+        ratios = [ours / bare for ours, bare in zip(figures, plain, strict=True)]
+        text += f"| {kind} | {spread(figures)} | {spread(ratios, 2)} |\n"
+    return text
 
 
 def main() -> None:
@@ -136,28 +147,31 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--peer", metavar="PORT", type=int, help="a llama-server that runs there")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--peers", nargs="*", choices=["llama.cpp", "openvino-genai"], default=[])
     args = parser.parse_args()
-    with LLM(str(args.model), max_num_seqs=args.streams, max_model_len=512) as llm:
-        for name in SCHEMAS:
-            print(f"{name}: {masks(llm, name)}")
-        for name in SCHEMAS:
-            kinds = {"plain": (None, False), "drawn": (form_of(name), False)}
-            kinds["jumping"] = form_of(name), True
-            rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for _ in range(args.runs):
-                for kind, (form, jumps) in kinds.items():
-                    rates[kind].append(rate(llm, args.streams, args.tokens, form, jumps))
-            for kind, figures in rates.items():
-                print(f"{name}, {args.streams} streams, {kind:8}: {spread(figures)} tokens/s")
-    if args.peer:
+    count, tokens = args.streams, args.tokens
+    peers = started(args.peers, args.model, args.threads, count)
+    with LLM(str(args.model), max_num_seqs=count, max_model_len=512) as llm:
+        tokenizer = llm.get_tokenizer()
+        prompts = [tokenizer.encode(PROMPT.format(index)) for index in range(count)]
         for name, schema in SCHEMAS.items():
-            for kind, asked in (("plain", None), ("grammar", schema)):
-                figures = [
-                    peer_rate(args.peer, args.streams, args.tokens, asked) for _ in range(args.runs)
-                ]
-                print(f"llama.cpp, {name}, {kind}: {spread(figures)} tokens/s")
+            form = form_of(name)
+            kinds: dict[str, Callable[[], float]] = {
+                "Invar, plain": lambda: rate(llm, count, tokens, None, False),
+                "Invar, drawn": lambda form=form: rate(llm, count, tokens, form, False),
+                "Invar, jumping": lambda form=form: rate(llm, count, tokens, form, True),
+            }
+            for engine, peer in peers.items():
+                for kind, asked in (("plain", None), ("grammar", schema)):
+                    kinds[f"{engine}, {kind}"] = lambda peer=peer, asked=asked: peer_rate(
+                        peer, prompts, tokens, asked
+                    )
+            print(f"{name}: {masks(llm, name)}\n")
+            print(table(f"{name}, {count} streams", in_turn(kinds, args.runs)), flush=True)
+    for peer in peers.values():
+        peer.close()
 
 
 if __name__ == "__main__":
