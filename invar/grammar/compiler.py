@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from invar.grammar.completion import MAX_TOKENS, Completer
+from invar.grammar.completion import CONTROL, MAX_TOKENS, Completer, Hints
 from invar.grammar.vocabulary import RawVocabulary, TokenSource
 
 # Rules that name each other in a chain are read by recursion: a text of the longest length that is
@@ -126,17 +126,23 @@ class GrammarCompiler:
         return future
 
     def _compile_into(self, future: Future[CompiledGrammar], grammar: str) -> None:
-        with self._lanes.taken():
-            _settle(future, lambda: self._compiled(grammar))
+        def compiled() -> CompiledGrammar:
+            with self._lanes.taken():
+                return self._compiled(grammar)
+
+        _settle(future, compiled)
 
     def _compiled(self, grammar: str) -> CompiledGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
         vocabulary = self.vocabulary()
-        lark = json.loads(grammar)["grammars"][0].get("lark_grammar", "")
-        completer = vocabulary.completer.of_grammar(lark, vocabulary.raw)
+        given = json.loads(grammar)
+        lark, hints = given["grammars"][0]["lark_grammar"], Hints(**given.pop("hints"))
+        completer = vocabulary.completer.of_grammar(lark, hints, self.vocab_size, vocabulary.raw)
         limits = LLParserLimits(verbose_errors=False, max_grammar_size=MAX_SYMBOLS)
-        start = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        start = LLMatcher(vocabulary.tokenizer, json.dumps(given), log_level=0, limits=limits)
+        if start.is_error():
+            _check_tokens(lark, self.vocab_size)
         _raise_error(start)
         start.compute_bitmask()  # of the first token: what no text fits shows here
         _raise_error(start)
@@ -200,8 +206,8 @@ class Lanes:
 
         timer = threading.Timer(self._slow_s, step_aside)
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             yield
         finally:
             timer.cancel()
@@ -214,6 +220,13 @@ def _settle(future: Future[T], make: Callable[[], T]) -> None:
         future.set_result(make())
     except BaseException as error:
         future.set_exception(error)
+
+
+def _check_tokens(lark: str, vocab_size: int) -> None:
+    """What the library says of a token that is not there is no answer."""
+    for one in map(int, CONTROL.findall(lark)):
+        if one >= vocab_size:
+            raise GrammarError(f"token {one}: the model has {vocab_size}")
 
 
 def _raise_error(matcher: Any) -> None:

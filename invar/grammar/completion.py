@@ -8,10 +8,10 @@ as ends. What is found is an end, and for all but odd grammars a shortest one.
 from __future__ import annotations
 
 import copy
-import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -50,12 +50,20 @@ OUTSIDE = tuple(
 # and would do so for ever in an array.
 INSIDE = tuple(re.compile(pattern) for pattern in (rb'"[}\]]+', rb'"', rb'"[,:]"?'))
 SYNTAX = frozenset(b'"</}]{[,:0123456789nt')  # first bytes of all that these match
-# What a text ends with in a rule of Lark, and what the writer of a grammar says to be an end.
-END = re.compile(r'(?:\[suffix=|^// end: )("(?:[^"\\]|\\.)*")', re.MULTILINE)
-# What its alternatives begin with, in texts and control tokens.
-OPENING = re.compile(r"^// opening: (.*)$", re.MULTILINE)
-CONTROL = re.compile(r"<\[(\d+)\]>")
+CONTROL = re.compile(r"<\[(\d{1,9})\]>")  # a token in a rule of Lark
+# Of what a grammar ends texts with: trying costs their square. Longer ones, and more, are found as
+# any other text is, or not at all. Real ends are tags.
+LONGEST_END, MOST_ENDS = 64, 16
 FREE_TEXT = (b"Q", b"#", b"~")  # no syntax has all of these at one place
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the writer of a grammar knows of its answers; they go beside it, not in its text."""
+
+    ends: list[str] = field(default_factory=list)  # of its free texts
+    # What its alternatives begin with, in texts and control tokens.
+    openings: list[list[str | int]] = field(default_factory=list)
 
 
 class Completer:
@@ -78,18 +86,25 @@ class Completer:
         self._openings: list[list[str | int]] = []
         self._encode: Callable[[str], list[int]] | None = None
 
-    def of_grammar(self, lark: str, encode: Callable[[str], list[int]]) -> Completer:
+    def of_grammar(
+        self, lark: str, hints: Hints, vocab_size: int, encode: Callable[[str], list[int]]
+    ) -> Completer:
         """One that knows what this grammar ends texts with. encode: gives a text's tokens."""
         own = copy.copy(self)
         # What closes stands behind what opens.
         named = dict.fromkeys(int(one) for one in reversed(CONTROL.findall(lark)))
-        own._special = tuple(named)
-        texts = [json.loads(one) for one in dict.fromkeys(reversed(END.findall(lark)))]
+        own._special = tuple(one for one in named if one < vocab_size)
+        texts = [one for one in dict.fromkeys(reversed(hints.ends)) if len(one) <= LONGEST_END]
         own._ends = tuple(
-            tuple(encode(text[start:]) for start in reversed(range(len(text)))) for text in texts
+            tuple(encode(text[start:]) for start in reversed(range(len(text))))
+            for text in texts[:MOST_ENDS]
         )
         own._encode = encode
-        own._openings = [json.loads(one) for one in OPENING.findall(lark)]
+        own._openings = [
+            one
+            for one in hints.openings
+            if all(isinstance(part, str) or 0 <= part < vocab_size for part in one)
+        ]
         return own
 
     def branches(self, start: Any, limit_s: float) -> list[list[int]]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from invar.grammar.completion import Hints
+
 Spec = Mapping[str, Any]
 # A schema, and whether it is enforced to the letter if it says so itself → what stands for it.
 JsonRule = Callable[[Any, bool | None], str]
@@ -20,8 +22,8 @@ REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 ANY_TEXT = "(?s:.*)"
 
 
-def tag_grammar(spec: object, json_rule: JsonRule) -> str:
-    """Lark. Raises ValueError saying where the tag is wrong."""
+def tag_grammar(spec: object, json_rule: JsonRule) -> tuple[str, Hints]:
+    """Lark, and what is known of its answers. Raises ValueError saying where the tag is wrong."""
     if not isinstance(spec, Mapping) or spec.get("type") != "structural_tag":
         raise ValueError('expected an object with "type": "structural_tag"')
     rules = _Rules(json_rule)
@@ -35,8 +37,16 @@ def tag_grammar(spec: object, json_rule: JsonRule) -> str:
         ]
         triggered = {"type": "triggered_tags", "tags": tags, "triggers": spec.get("triggers")}
         start = rules.of(triggered, "structural_tag", 0)
-    openings = [f"// opening: {json.dumps(one)}" for one in spec.get("openings", ())]
-    return "\n".join(["%llguidance {}", f"start: {start}", *rules.lines, *openings, ""])
+    lark = "\n".join(["%llguidance {}", f"start: {start}", *rules.lines, ""])
+    return lark, Hints(rules.ends, _openings(spec.get("openings", [])))
+
+
+def _openings(value: object) -> list[list[str | int]]:
+    lists: list[Any] = value if isinstance(value, list) else [value]
+    for one in lists:
+        if not isinstance(one, list) or not all(type(part) in (str, int) for part in one):
+            raise ValueError("structural_tag.openings: expected lists of texts and ids of tokens")
+    return lists
 
 
 def _schema_content(structure: Spec) -> Spec:
@@ -48,6 +58,7 @@ class _Rules:
 
     def __init__(self, json_rule: JsonRule) -> None:
         self.lines: list[str] = []
+        self.ends: list[str] = []
         self._json_rule = json_rule
         self._names: dict[tuple[str, str], str] = {}  # (kind, body) → name
         self._count = 0
@@ -87,11 +98,11 @@ class _Rules:
         )
 
     def _note_ends(self, elements: list[Spec]) -> None:
-        """What stands behind a repetition ends it: a comment for `invar.grammar.completion`."""
+        """What stands behind a repetition ends it."""
         repeats = False
         for one in elements:
             if repeats and one["type"] == "const_string":
-                self.lines.append(f"// end: {_quoted(one['value'])}")
+                self.ends.append(one["value"])
             repeats = one["type"] == "star" or (repeats and one["type"] == "optional")
 
     def _tag(self, spec: Spec, where: str, depth: int, without: str) -> str:
@@ -107,6 +118,7 @@ class _Rules:
             self._count += 1
             name = f"text_{self._count}"
             self.lines.append(f"{name}[suffix={_quoted(end)}]: {text}")
+            self.ends.append(end)
             return before + name
         after = f" {_quoted(end)}" if end else ""
         return before + self.of(content, f"{where}.content", depth + 1) + after

@@ -1,17 +1,21 @@
 """`StructuredOutputs`: what an answer must look like, with vLLM's names, and its normalised form.
 
-The normalised form is one string that a grammar engine compiles (llguidance's list of grammars as
-JSON). It travels in the engine request, and the same string always means the same language.
+The normalised form is one string that a grammar engine compiles: llguidance's list of grammars as
+JSON, with the hints of whoever wrote it (`completion.Hints`) beside the list. It travels in the
+engine request, and the same string always means the same language.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from invar.config import check_names
+from invar.grammar.completion import Hints
 from invar.grammar.python_types import is_json, schema_of
 from invar.grammar.structural_tag import tag_grammar, terminal
 
@@ -23,6 +27,8 @@ MAX_DEPTH = 120  # of a schema; the engine's own reader ends at 128
 # Models love blanks; where JSON allows some, these are enough for any pretty printer. Each
 # alternative ends, so that no model loops in them (vllm#38696).
 WHITESPACE = r"\x0A[\x20\x09]{0,24}|\x20{1,2}"
+
+SUFFIX = re.compile(r'\[suffix=("(?:[^"\\]|\\.)*")')  # of a rule of Lark
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
@@ -86,6 +92,7 @@ class StructuredOutputs:
     def normalised(self, *, leading_space: bool = False) -> str:
         """The one string. leading_space: JSON may begin with a blank, as the words of some
         tokenizers do. Raises ValueError naming the field."""
+        hints = Hints()
         if self.is_json:
             rule = self._json_rule(self.json_schema())
             lark = (
@@ -100,9 +107,13 @@ class StructuredOutputs:
         elif self.kind == "grammar":
             assert self.grammar is not None
             lark = _lark(self.grammar)
+            hints = Hints(_suffixes(lark))
         else:
-            lark = tag_grammar(_parsed("structural_tag", self.structural_tag), self._json_rule)
-        return json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False)
+            lark, hints = tag_grammar(
+                _parsed("structural_tag", self.structural_tag), self._json_rule
+            )
+        given = {"grammars": [{"lark_grammar": lark}], "hints": vars(hints)}
+        return json.dumps(given, ensure_ascii=False)
 
     def with_defaults(self, switches: Mapping[str, bool]) -> StructuredOutputs:
         """With what a server says of all forms; a pattern for blanks of its own goes before."""
@@ -196,6 +207,15 @@ def _lark(grammar: str) -> str:
         return str(any_to_lark(grammar))
     except Exception as error:  # the converter raises whatever comes
         raise ValueError(f"grammar: GBNF that cannot be read: {error}") from None
+
+
+def _suffixes(lark: str) -> list[str]:
+    """What a grammar says that its texts end with."""
+    found = []
+    for one in SUFFIX.findall(lark):
+        with suppress(ValueError):
+            found.append(str(json.loads(one)))
+    return found
 
 
 def _parsed(name: str, value: Any) -> Any:

@@ -14,17 +14,26 @@ from engine.helpers import Client
 from grammar.test_guided import alone, engine, guided
 from grammar.vocabulary import compiler, text_of
 from invar.grammar import compiler as compiling
-from invar.grammar import guide
+from invar.grammar import completion, guide
 from invar.grammar.compiler import CompiledGrammar, GrammarError, Lanes
 from invar.grammar.structured_outputs import StructuredOutputs
 
 OPTIONAL = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(8000)}}
 AMBIGUOUS = 'start: a "z"\na: a a | "x" | ' + " | ".join(f'"x" a "y{i}"' for i in range(300))
+
+
+def tag_that_ends(*ends: str) -> dict[str, Any]:
+    tags = [{"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": e} for e in ends]
+    return {"type": "structural_tag", "format": {"type": "or", "elements": tags}}
+
+
 HOSTILE: list[Any] = [
     {"json": OPTIONAL}, {"regex": "a{60000}"}, {"regex": r"(\w{1,100} ){1,300}x"},
     {"regex": "(a?){3000}a{3000}"}, {"regex": "((a{1,100}){1,100}){1,100}"},
     {"regex": "([a-z]{1,200}){1,200}"}, {"grammar": AMBIGUOUS},
     {"json": {"type": "integer", "multipleOf": 999983, "minimum": 1, "maximum": 10**15}},
+    {"structural_tag": tag_that_ends("x" * 20_000)},
+    {"grammar": f'start: text\ntext[suffix="{"x" * 20_000}"]: /(?s:.*)/'},
 ]  # fmt: skip
 # Of a core: reading and the first mask by llguidance's limits, and the search for an end.
 WORST_S = 5.0
@@ -108,3 +117,61 @@ def test_long_forced_runs_are_drawn_to_the_same_answer(monkeypatch: pytest.Monke
     assert 10 <= max(sizes) <= 14
     assert sizes.count(1) >= 20
     assert json.dumps(text_of(expected.token_ids)).count("a") == 40
+
+
+def test_ends_that_are_followed_are_few_and_short() -> None:
+    ends = ["x" * (completion.LONGEST_END + 1), *(f"</{one}>" for one in range(40))]
+    completer = compiler()._compiled(normalised({"structural_tag": tag_that_ends(*ends)})).completer
+    assert len(completer._ends) == completion.MOST_ENDS
+    assert max(map(len, completer._ends)) <= completion.LONGEST_END
+
+
+PLAIN = "start: /[ab]+c/\n"
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "// <[200]>", "// <[99999999]>", "// opening: [99999999999999]", "// opening: 5",
+        "// opening: hello", '// end: "\\q"', '// end: "c"',
+    ],
+)  # fmt: skip
+def test_comments_of_a_grammar_say_nothing(comment: str) -> None:
+    with_comment = compiler()._compiled(normalised({"grammar": f"{PLAIN}{comment}\n"}))
+    plain = compiler()._compiled(normalised({"grammar": PLAIN}))
+    assert with_comment.end == plain.end
+
+
+def test_a_token_that_is_not_there() -> None:
+    for form in (
+        {"grammar": 'start: "x" <[99999999]>\n'},
+        {"structural_tag": {"type": "structural_tag", "format": {"type": "token", "token": 10**8}}},
+    ):
+        with pytest.raises(GrammarError, match=r"token \d+: the model has \d+$"):
+            compiler().check(normalised(form))
+
+
+@pytest.mark.parametrize("openings", [5, [5], [["a", None]], [[True]], {"a": 1}])
+def test_openings_of_a_tag_that_are_none(openings: Any) -> None:
+    tag = tag_that_ends("x") | {"openings": openings}
+    with pytest.raises(ValueError, match=r"structural_tag\.openings"):
+        normalised({"structural_tag": tag})
+
+
+def test_openings_beyond_the_vocabulary_are_left_out() -> None:
+    tag = tag_that_ends("a") | {"openings": [[10**15], [-1], ["<"]]}
+    compiled = compiler().check(normalised({"structural_tag": tag}))
+    assert compiled.completer._openings == [["<"]]
+
+
+def test_a_lane_is_free_again_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(timer: threading.Timer) -> None:
+        raise RuntimeError("can't start new thread")
+
+    grammars = compiler()
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Timer, "start", fail)
+        for one in range(2 * compiling.COMPILING_AT_ONCE):
+            with pytest.raises(RuntimeError, match="start new thread"):
+                grammars.check(normalised({"choice": [f"choice {one}"]}))
+    assert grammars.check(normalised({"choice": ["another"]}))
