@@ -138,7 +138,7 @@ def activation(name: str) -> Callable[[Config], Activation | None]:
 
     def found(config: Config) -> Activation | None:
         given = config.get(name)
-        if given is not None and given not in ACTIVATIONS:
+        if given is not None and (not isinstance(given, str) or given not in ACTIVATIONS):
             known = ", ".join(ACTIVATIONS)
             raise ConfigError(
                 f"{CONFIG}: {name} {brief(given)!r} is not supported (supported: {known})"

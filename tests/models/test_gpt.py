@@ -16,6 +16,7 @@ from golden.safetensors_writer import Tensor, safetensors_bytes
 from invar.config import EngineConfig
 from invar.engine.budget import plan_sizes
 from invar.graph.graph import Activate, Activation
+from invar.models.hf import activation
 from invar.models.metadata import ConfigError
 from invar.models.registry import build, open_directory, open_gguf
 from invar.weights.formats import QuantType, quantize
@@ -122,3 +123,9 @@ def test_q_k_and_v_of_gguf_are_views_of_one_matrix(name: str, tmp_path: Path) ->
             assert np.shares_memory(file.raw(tensor), file.raw(tensor))
             expected = quantize(source.dequantize(tensor), QuantType.Q8_0)
             np.testing.assert_array_equal(file.raw(tensor), expected)
+
+
+@pytest.mark.parametrize("given", [["silu"], {"name": "silu"}, 1, "tanhish"])
+def test_an_activation_that_is_none(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: hidden_act .* is not supported"):
+        activation("hidden_act")({"hidden_act": given})
