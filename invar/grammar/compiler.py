@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from invar.grammar.completion import CONTROL, MAX_TOKENS, Completer, Hints
+from invar.grammar.completion import CONTROL, MAX_TOKENS, Completer
+from invar.grammar.structural_tag import Hints
 from invar.grammar.vocabulary import RawVocabulary, TokenSource
 
 # Rules that name each other in a chain are read by recursion: a text of the longest length that is

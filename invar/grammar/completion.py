@@ -11,12 +11,13 @@ import copy
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from invar.grammar.structural_tag import Hints
 
 MAX_TOKENS = 512  # of an end that is looked for
 BEAM = 4  # beginnings of ends that are kept, of each length
@@ -55,15 +56,6 @@ CONTROL = re.compile(r"<\[(\d{1,9})\]>")  # a token in a rule of Lark
 # any other text is, or not at all. Real ends are tags.
 LONGEST_END, MOST_ENDS = 64, 16
 FREE_TEXT = (b"Q", b"#", b"~")  # no syntax has all of these at one place
-
-
-@dataclass(frozen=True)
-class Hints:
-    """What the writer of a grammar knows of its answers; they go beside it, not in its text."""
-
-    ends: list[str] = field(default_factory=list)  # of its free texts
-    # What its alternatives begin with, in texts and control tokens.
-    openings: list[list[str | int]] = field(default_factory=list)
 
 
 class Completer:

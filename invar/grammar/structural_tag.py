@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-from invar.grammar.completion import Hints
 
 Spec = Mapping[str, Any]
 # A schema, and whether it is enforced to the letter if it says so itself → what stands for it.
@@ -20,6 +19,15 @@ MAX_DEPTH = 32
 TEXTS = ("any_text", "regex")
 REPEATS = {"optional": "?", "star": "*", "plus": "+"}
 ANY_TEXT = "(?s:.*)"
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the writer of a grammar knows of its answers; they go beside it, not in its text."""
+
+    ends: list[str] = field(default_factory=list)  # of its free texts
+    # What its alternatives begin with, in texts and control tokens.
+    openings: list[list[str | int]] = field(default_factory=list)
 
 
 def tag_grammar(spec: object, json_rule: JsonRule) -> tuple[str, Hints]:

@@ -1,7 +1,7 @@
 """`StructuredOutputs`: what an answer must look like, with vLLM's names, and its normalised form.
 
 The normalised form is one string that a grammar engine compiles: llguidance's list of grammars as
-JSON, with the hints of whoever wrote it (`completion.Hints`) beside the list. It travels in the
+JSON, with the hints of whoever wrote it (`structural_tag.Hints`) beside the list. It travels in the
 engine request, and the same string always means the same language.
 """
 
@@ -15,9 +15,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from invar.config import check_names
-from invar.grammar.completion import Hints
 from invar.grammar.python_types import is_json, schema_of
-from invar.grammar.structural_tag import tag_grammar, terminal
+from invar.grammar.structural_tag import Hints, tag_grammar, terminal
 
 MAX_SCHEMA_CHARACTERS = 1 << 19  # of a JSON Schema as text
 MAX_GRAMMAR_CHARACTERS = 1 << 16  # of a regex or a grammar: compiling may take its square
