@@ -102,7 +102,9 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers a conversation, or each of a list of them."""
+        """Answers a conversation, or each of a list of them. tools: as in chat completions; what
+        the template has no place for is told in words. Calls stand in the answer's text, in the
+        model's own form."""
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
             raise TypeError(
                 "messages: expected a list of messages ({'role': …, 'content': …}), or a list of "
@@ -115,7 +117,6 @@ class LLM:
             options: dict[str, Any] = {
                 "add_generation_prompt": add_generation_prompt and not continue_final_message,
                 "continue_final_message": continue_final_message,
-                "tools": tools,
                 **(chat_template_kwargs or {}),
             }
             for name in chat_template_kwargs or ():
@@ -123,11 +124,24 @@ class LLM:
                     self._notice(f"chat_template_kwargs.{name}", "the template does not read it")
             read = []
             for conversation in conversations:
-                text, ids = template.encode_with_text(self.model.tokenizer, conversation, **options)
+                told, options["tools"] = self._fitted(conversation, tools)
+                text, ids = template.encode_with_text(self.model.tokenizer, told, **options)
                 continued = final_text(conversation) if continue_final_message else ""
                 thinks = wants_thoughts(chat_template_kwargs or {})
                 read.append(ReadPrompt(text, ids, None, True, continued, thinks))
             return self._run(read, sampling_params, None, use_tqdm, goes_on=continue_final_message)
+
+    def _fitted(
+        self, conversation: Conversation, tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Conversation, Sequence[Mapping[str, Any]] | None]:
+        """Messages and tools as the template can show them."""
+        told = any(one.get("tool_calls") or one.get("role") == "tool" for one in conversation)
+        replies = self.model.replies if tools or told else None
+        return (
+            (conversation, tools)
+            if replies is None
+            else replies.prompt.fitted(conversation, tools or ())
+        )
 
     def get_tokenizer(self) -> Tokenizer:
         return self.model.tokenizer

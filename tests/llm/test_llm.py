@@ -247,6 +247,21 @@ def test_chat_renders_a_conversation_once(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert len(rendered) == 2
 
 
+def test_tools_that_the_template_has_no_place_for_are_told_in_words(llm: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+    called = {"function": {"name": "look_up", "arguments": {"at": 1}}}
+    conversation: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [called]},
+        {"role": "tool", "content": "found"},
+    ]
+    cut = SamplingParams(max_tokens=1, truncate_prompt_tokens=9)
+    [answer] = llm.chat(conversation, cut, tools=[tool])
+    assert answer.prompt is not None
+    asked, used = answer.prompt.index('"name": "look_up", "parameters"'), answer.prompt.rindex("at")
+    assert 0 < asked < used < answer.prompt.index("<tool_response>\nfound")
+
+
 def test_variables_that_the_template_does_not_read_get_a_notice(
     llm: LLM, caplog: pytest.LogCaptureFixture
 ) -> None:
