@@ -212,7 +212,8 @@ def _quoted(text: str) -> str:
 
 
 def terminal(pattern: str | None) -> str:
-    """A regex as a terminal of Lark, which ends at a slash and at the end of the line."""
+    r"""A regex as a terminal of Lark, which ends at a slash and at the end of the line. `\d` is a
+    digit of ASCII, as in patterns of schemas: nobody who writes it means those of other scripts."""
     from llguidance import regex_to_lark
 
-    return f"/{regex_to_lark(pattern or '', '')}/".replace("\n", "\\n")
+    return f"/{regex_to_lark(pattern or '', 'd')}/".replace("\n", "\\n")

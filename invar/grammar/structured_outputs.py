@@ -34,12 +34,12 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 @dataclass
 class StructuredOutputs:
-    """Exactly one of the first six says what an answer must look like.
+    r"""Exactly one of the first six says what an answer must look like.
 
     json: a JSON Schema (dict or text), a pydantic class, a dataclass, a TypedDict, or plain types
-    such as ``{"name": str, "tags": [str]}``. regex: Rust's syntax. choice: one of these texts.
-    grammar: Lark or GBNF. structural_tag: text with constrained parts. Raises ValueError naming the
-    field for a bad value, TypeError for an unknown name.
+    such as ``{"name": str, "tags": [str]}``. regex: Rust's syntax, `\d` is 0 to 9. choice: one of
+    these texts. grammar: Lark or GBNF. structural_tag: text with constrained parts. Raises
+    ValueError naming the field for a bad value, TypeError for an unknown name.
     """
 
     json: Any = None

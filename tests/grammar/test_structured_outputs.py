@@ -9,6 +9,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import pydantic
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from invar import SamplingParams, StructuredOutputs
 from invar.grammar.python_types import schema_of
@@ -159,3 +160,19 @@ def test_sampling_params_take_every_form() -> None:
     older = SamplingParams(guided_decoding={"json": {"type": "object"}})
     assert older.structured_outputs.json == {"type": "object"}
     assert older.guided_decoding is None
+
+
+@pytest.mark.parametrize("pattern", [r"\d{3}-\d", r"[\d-]+", r"[^\D]{3}-\d"])
+def test_digits_of_a_regex_are_those_of_ascii(pattern: str) -> None:
+    """In bytes: others begin with one that no text of ASCII has."""
+    tokenizer = LLTokenizer("byte")
+    for form in ({"regex": pattern}, {"structural_tag": tag_of(pattern)}):
+        normalised = json.loads(StructuredOutputs(**form).normalised())
+        del normalised["hints"]
+        matcher = LLMatcher(tokenizer, json.dumps(normalised))
+        for text, fits in (("123-4", 5), ("٣٣٣-٣", 0)):
+            assert matcher.validate_tokens(tokenizer.tokenize_str(text)) == fits
+
+
+def tag_of(pattern: str) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": {"type": "regex", "pattern": pattern}}
