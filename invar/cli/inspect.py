@@ -111,7 +111,7 @@ def plan_of(source: ModelFile, context: int, kv_format: str) -> dict[str, Any]:
     """How a step would run here, attention seeing so many tokens."""
     from invar.backends.cpu.memory import usable_threads
     from invar.backends.cpu.plan_report import report_plan
-    from invar.graph.graph import KVFormat
+    from invar.graph.operations import KVFormat
     from invar.graph.passes import with_kv_format
     from invar.models import registry
 

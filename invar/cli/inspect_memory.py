@@ -27,7 +27,7 @@ def memory_of(
     `kv_bytes` is what an engine for so many requests of so many tokens takes, in whole pages and
     slabs: `kv_bytes[tokens][requests]`.
     """
-    from invar.graph.graph import KVFormat
+    from invar.graph.operations import KVFormat
     from invar.graph.passes import with_kv_format
     from invar.models import registry
 

@@ -26,7 +26,8 @@ from invar.engine.model_files import (
 from invar.engine.quantization import apply_quantization
 from invar.engine.sampling_defaults import SamplingDefaults, overriding, sampling_defaults
 from invar.grammar.compiler import GrammarCompiler
-from invar.graph.graph import Graph, GraphError, KVFormat, WeightSource
+from invar.graph.graph import Graph, GraphError, WeightSource
+from invar.graph.operations import KVFormat
 from invar.graph.passes import with_kv_format, with_longest
 from invar.models import registry
 from invar.models.blocks import EMBEDDING

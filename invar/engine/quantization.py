@@ -17,7 +17,8 @@ from invar.backends.cpu.formats import WEIGHT_FORMATS, weight_format
 from invar.backends.cpu.memory import usable_threads
 from invar.backends.cpu.packing import made_from
 from invar.engine.quantization_names import AS_IT_IS, MADE_AT_LOAD, meaning_of, normalised
-from invar.graph.graph import Experts, Graph, Linear, Route, raw_rows
+from invar.graph.graph import Graph, raw_rows
+from invar.graph.operations import Experts, Linear, Route
 from invar.models.metadata import ModelSource
 from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
 

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from invar.graph.graph import KVFormat
+from invar.graph.operations import KVFormat
 from invar.weights.formats import QuantType
 
 Array = npt.NDArray[np.floating[Any]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from invar.graph.graph import Activation, CacheGroup, Graph, Op, Rope, Value
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, CacheGroup, Op, Rope, Value
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from invar.graph import contract
-from invar.graph.graph import (
+from invar.graph.graph import Graph, GraphError, WeightSource, column_order, raw_rows
+from invar.graph.operations import (
     Activate,
     Activation,
     Add,
@@ -36,8 +37,6 @@ from invar.graph.graph import (
     Experts,
     ExpertWeight,
     Gated,
-    Graph,
-    GraphError,
     HeadwiseLinear,
     Join,
     LayerNorm,
@@ -55,9 +54,6 @@ from invar.graph.graph import (
     SoftCap,
     TakeRows,
     Temperature,
-    WeightSource,
-    column_order,
-    raw_rows,
 )
 from invar.graph.routing import route, sigmoid
 from invar.weights.formats import QuantType, dequantize

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from invar.graph.fused import FusedOp, HeadsLinear, PagedAttention, inputs, outputs
-from invar.graph.graph import ApplyRope, Value
+from invar.graph.operations import ApplyRope, Value
 
 LAYER = re.compile(r"^blk\.(\d+)\.")  # of a tensor's name
 

@@ -27,13 +27,13 @@ from invar.graph.fused import (
     inputs,
     outputs,
 )
-from invar.graph.graph import (
+from invar.graph.graph import Graph
+from invar.graph.operations import (
     Add,
     ApplyRope,
     Attention,
     Embed,
     Gated,
-    Graph,
     KVFormat,
     Linear,
     RMSNorm,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from invar.graph.graph import Activation, GraphBuilder, GraphError, Value, WeightSource
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import GraphError, WeightSource
+from invar.graph.operations import Activation, Value
 from invar.models.metadata import ArchitectureKeys, ConfigError
 
 EMBEDDING = "token_embd.weight"

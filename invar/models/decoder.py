@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from invar.graph.graph import CacheGroup, GraphBuilder, Rope, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.operations import CacheGroup, Rope, RopeStyle, Value
 from invar.models.blocks import (
     head_counts,
     head_size,

@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from invar.graph.graph import Activation, CacheGroup, Graph, GraphBuilder, Rope, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, CacheGroup, Rope, RopeStyle, Value
 from invar.graph.routing import Routing, Scoring
 from invar.models.blocks import (
     EMBEDDING,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from invar.graph.graph import Activation, ExpertWeight, GraphBuilder, GraphError, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import GraphError
+from invar.graph.operations import Activation, ExpertWeight, Value
 from invar.graph.routing import Routing
 from invar.models.blocks import linear
 from invar.models.metadata import ArchitectureKeys, ConfigError

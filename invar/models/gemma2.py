@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, Value
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections
 from invar.models.gemma3 import FULL, SLIDING, attention_scale, from_one, read_decoder

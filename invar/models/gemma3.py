@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, Rope, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, Rope, RopeStyle, Value
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import (
     DecoderConfig,

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle, Value
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections
 from invar.models.hf import DECODER_KEYS, DECODER_NAMES, Config, HFFamily, rotary_dim

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle, Value
 from invar.models.blocks import (
     EMBEDDING,
     activation_of,

@@ -8,7 +8,9 @@ In a directory the rows of gate and up alternate, and plain experts are stored a
 
 from __future__ import annotations
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle, Value
 from invar.graph.routing import Routing, Scoring
 from invar.models.blocks import EMBEDDING, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections

@@ -10,7 +10,9 @@ GGUF stores the rows of q and k so that the rotated pairs are neighbours.
 
 from __future__ import annotations
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, attend, cache_groups, projections
 from invar.models.hf import DECODER_KEYS, INTERLEAVED_NAMES, Config, HFFamily

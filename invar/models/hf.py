@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from invar.graph.graph import Activation
+from invar.graph.operations import Activation
 from invar.models.metadata import ConfigError, brief
 from invar.models.placed import Placed, interleaved
 from invar.models.rope_scaling import kind_of

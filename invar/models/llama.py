@@ -6,7 +6,9 @@ https://github.com/ggml-org/llama.cpp/blob/7bca1fd9ca2a681b0182e16f24f832b7be194
 
 from __future__ import annotations
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle, Value
 from invar.graph.routing import Routing, Scoring
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections

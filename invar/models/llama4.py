@@ -16,7 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle, Value
 from invar.graph.routing import Routing, Scoring
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, projections

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, attend, cache_groups, projections
 from invar.models.hf import DECODER_KEYS, DECODER_NAMES, Config, HFFamily, rope_scaling

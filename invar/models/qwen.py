@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle, Value
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle, Value
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import (
     DecoderConfig,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from invar.graph.graph import Rope, RopeStyle, ShorterRope
+from invar.graph.operations import Rope, RopeStyle, ShorterRope
 from invar.models.metadata import (
     LARGEST_REAL,
     SMALLEST_REAL,

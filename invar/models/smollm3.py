@@ -7,7 +7,9 @@ https://github.com/ggml-org/llama.cpp/blob/569a0092b98e73bd222490441234144e52afd
 
 from __future__ import annotations
 
-from invar.graph.graph import Activation, Graph, GraphBuilder, RopeStyle
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import Graph
+from invar.graph.operations import Activation, RopeStyle
 from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
 from invar.models.decoder import DecoderConfig, attend, cache_groups, projections
 from invar.models.hf import DECODER_KEYS, INTERLEAVED_NAMES, Config, HFFamily

@@ -19,8 +19,9 @@ from backends.batches import (
     run,
 )
 from invar.graph.contract import ACTIVATION_FORMATS, ActivationFormat
-from invar.graph.graph import Graph, GraphError, KVFormat
+from invar.graph.graph import Graph, GraphError
 from invar.graph.interpreter import Interpreter
+from invar.graph.operations import KVFormat
 from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.weights.formats import QuantType

@@ -11,7 +11,7 @@ import pytest
 from invar import _native
 from invar.backends.cpu.formats import WEIGHT_FORMATS
 from invar.graph.contract import round_activation
-from invar.graph.graph import KVFormat
+from invar.graph.operations import KVFormat
 from invar.weights.formats import QuantType, dequantize, quantize
 
 ISAS = _native.cpu_info()["available_isas"]

@@ -23,7 +23,7 @@ from backends.batches import (
 )
 from invar import _native
 from invar.backends.cpu.runner import CpuRunner
-from invar.graph.graph import KVFormat
+from invar.graph.operations import KVFormat
 from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.weights.formats import QuantType

@@ -22,7 +22,7 @@ from backends.batches import (
 )
 from invar.backends.cpu import memory
 from invar.graph.fused import FusedGraph
-from invar.graph.graph import Attention
+from invar.graph.operations import Attention
 from invar.graph.passes import merge, optimise, separate
 from invar.models import registry
 from invar.models.registry import open_directory

@@ -23,7 +23,7 @@ from invar import _native
 from invar.backends.cpu.layout import Buffer, place_buffers, plan_slabs
 from invar.backends.cpu.memory import DoesNotFit, plan_memory
 from invar.backends.cpu.runner import CpuRunner
-from invar.graph.graph import CacheGroup, KVFormat
+from invar.graph.operations import CacheGroup, KVFormat
 from invar.graph.passes import with_kv_format
 from invar.models import registry
 

@@ -11,8 +11,8 @@ from models.quantized import KERNEL_FORMATS, OTHER_FORMATS, mixed_formats, one_f
 
 from invar.graph import contract
 from invar.graph.contract import ActivationFormat
-from invar.graph.graph import KVFormat
 from invar.graph.interpreter import Interpreter, Mode
+from invar.graph.operations import KVFormat
 from invar.graph.passes import with_kv_format
 from invar.models.registry import build
 from invar.weights.formats import QuantType

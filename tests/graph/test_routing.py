@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from models.memory_source import MemorySource
 
-from invar.graph.graph import GraphBuilder, GraphError
+from invar.graph.builder import GraphBuilder
+from invar.graph.graph import GraphError
 from invar.graph.routing import Routing, Scoring, route
 
 LOGITS = np.log([[1.0, 4.0, 2.0, 4.0, 3.0, 2.0]])  # as probabilities, sixteenths

@@ -16,7 +16,7 @@ from engine.scripted_runner import Answer
 from golden.tiny_models import TINY_MODELS
 
 from invar import _native
-from invar.graph.graph import KVFormat
+from invar.graph.operations import KVFormat
 from law1.test_same_request_same_bytes import on
 from law1.workload import Setting, alone, as_bits, engine_of, long_requests, requests_of
 

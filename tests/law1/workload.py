@@ -24,7 +24,8 @@ from invar.engine.engine import Engine
 from invar.engine.page_file import PageLayout
 from invar.engine.page_store import PageStore
 from invar.engine.request import EngineRequest, Sampling
-from invar.graph.graph import Graph, KVFormat
+from invar.graph.graph import Graph
+from invar.graph.operations import KVFormat
 from invar.graph.passes import with_kv_format
 from invar.models import registry
 from invar.text.tokenizer import Tokenizer

@@ -22,8 +22,9 @@ from golden.families import (
 from golden.tiny_models import TINY_MODELS, Golden, model_path
 
 from invar.backends.cpu.runner import CpuRunner
-from invar.graph.graph import ApplyRope, Graph, Op, RopeStyle
+from invar.graph.graph import Graph
 from invar.graph.interpreter import Interpreter
+from invar.graph.operations import ApplyRope, Op, RopeStyle
 from invar.graph.passes import with_longest
 from invar.models.gguf_source import GGUFSource
 from invar.models.hf_source import HFSource

@@ -10,14 +10,15 @@ import numpy.typing as npt
 import pytest
 from golden.tiny_models import MIXTURES, TINY_MODELS, Golden, load_golden, model_path
 
-from invar.graph.graph import (
+from invar.graph.graph import Graph
+from invar.graph.interpreter import Interpreter
+from invar.graph.operations import (
     Activation,
     ApplyRope,
     Attention,
     CacheGroup,
     Experts,
     Gated,
-    Graph,
     Op,
     RMSNorm,
     Rope,
@@ -25,7 +26,6 @@ from invar.graph.graph import (
     Route,
     Scale,
 )
-from invar.graph.interpreter import Interpreter
 from invar.graph.routing import Routing, Scoring
 from invar.models.registry import build
 from invar.weights.gguf import GGUFFile

@@ -15,7 +15,7 @@ from golden.safetensors_writer import Tensor, safetensors_bytes
 
 from invar.config import EngineConfig
 from invar.engine.budget import plan_sizes
-from invar.graph.graph import Activate, Activation
+from invar.graph.operations import Activate, Activation
 from invar.models.hf import activation
 from invar.models.metadata import ConfigError
 from invar.models.registry import build, open_directory, open_gguf

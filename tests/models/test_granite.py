@@ -10,7 +10,7 @@ import pytest
 from golden.families import family_config, family_directory
 from models.memory_source import MemorySource
 
-from invar.graph.graph import ApplyRope
+from invar.graph.operations import ApplyRope
 from invar.models.metadata import ConfigError
 from invar.models.registry import build, open_directory
 

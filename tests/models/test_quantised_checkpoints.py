@@ -17,8 +17,8 @@ from golden.tiny_models import model_path
 from models.memory_source import MemorySource
 
 from invar.graph.fused import GatedLinear, HeadsLinear
-from invar.graph.graph import Reorder
 from invar.graph.interpreter import Interpreter
+from invar.graph.operations import Reorder
 from invar.graph.passes import optimise
 from invar.models.hf_source import HFSource
 from invar.models.registry import build, open_directory

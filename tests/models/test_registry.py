@@ -11,7 +11,8 @@ from golden.tiny_models import model_path
 from golden.tiny_tokenizer import VOCAB_SIZE
 from models.memory_source import MemorySource
 
-from invar.graph.graph import Attention, Graph, GraphError, Linear, TakeRows
+from invar.graph.graph import Graph, GraphError
+from invar.graph.operations import Attention, Linear, TakeRows
 from invar.models.metadata import ConfigError
 from invar.models.registry import ARCHITECTURES, build
 

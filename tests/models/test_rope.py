@@ -12,7 +12,8 @@ from golden.tiny_models import HERE, model_path
 from models.memory_source import MemorySource
 
 from invar import _native
-from invar.graph.graph import ApplyRope, GraphError, Rope, RopeStyle
+from invar.graph.graph import GraphError
+from invar.graph.operations import ApplyRope, Rope, RopeStyle
 from invar.graph.passes import with_longest
 from invar.models.hf import context_length, rope_scaling
 from invar.models.metadata import ArchitectureKeys, ConfigError

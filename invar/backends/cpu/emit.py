@@ -23,7 +23,8 @@ from invar.backends.cpu.lowered import (
     Vector,
 )
 from invar.backends.cpu.packing import vector_values
-from invar.graph.graph import CacheGroup, WeightSource, column_order, raw_rows
+from invar.graph.graph import WeightSource, column_order, raw_rows
+from invar.graph.operations import CacheGroup
 
 
 @dataclass(frozen=True)

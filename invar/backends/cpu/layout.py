@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from invar import _native
-from invar.graph.graph import CacheGroup
+from invar.graph.operations import CacheGroup
 
 LINE = 64  # bytes; every buffer and panel starts on a cache line
 SLAB_BYTES = 2 << 20  # a huge page: a smaller slab would share one with another group

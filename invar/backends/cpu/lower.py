@@ -54,7 +54,8 @@ from invar.graph.fused import (
     inputs,
     outputs,
 )
-from invar.graph.graph import (
+from invar.graph.graph import GraphError, WeightSource
+from invar.graph.operations import (
     Activate,
     Add,
     ApplyRope,
@@ -62,7 +63,6 @@ from invar.graph.graph import (
     Embed,
     Experts,
     Gated,
-    GraphError,
     HeadwiseLinear,
     Join,
     LayerNorm,
@@ -79,7 +79,6 @@ from invar.graph.graph import (
     TakeRows,
     Temperature,
     Value,
-    WeightSource,
 )
 
 UNITS_PER_THREAD = 8

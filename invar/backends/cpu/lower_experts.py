@@ -13,7 +13,8 @@ from invar.backends.cpu.formats import ACT_BLOCKS, WHOLE_ROWS, weight_format
 from invar.backends.cpu.layout import Buffer, PackedWeight
 from invar.backends.cpu.lowered import Grouping, SegmentUse, vector
 from invar.graph.fused import Segment
-from invar.graph.graph import Experts, ExpertWeight, GraphError, Route
+from invar.graph.graph import GraphError
+from invar.graph.operations import Experts, ExpertWeight, Route
 
 if TYPE_CHECKING:
     from invar.backends.cpu.lower import Lowering

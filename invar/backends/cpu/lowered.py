@@ -8,7 +8,7 @@ from typing import Any
 from invar import _native
 from invar.backends.cpu.layout import Buffer, PackedWeight, WeightLayout
 from invar.graph.fused import FusedOp
-from invar.graph.graph import KVFormat, Rope
+from invar.graph.operations import KVFormat, Rope
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from invar.backends.cpu.lowered import (
     Vector,
 )
 from invar.graph.fused import FusedGraph
-from invar.graph.graph import CacheGroup, Graph, WeightSource
+from invar.graph.graph import Graph, WeightSource
 from invar.graph.naming import OperationNames, layer_of
+from invar.graph.operations import CacheGroup
 from invar.graph.passes import fuse, merge, separate
 from invar.weights.formats import QuantType
 

@@ -7,7 +7,7 @@ from collections import Counter
 from invar import _native
 from invar.backends.cpu.lowered import Call, Lowered, SegmentUse
 from invar.backends.runner import ModelWork
-from invar.graph.graph import CacheGroup
+from invar.graph.operations import CacheGroup
 
 # Kind of activations that weights meet → what the machine multiplies at most of it.
 PEAKS = {
