@@ -155,7 +155,7 @@ def main() -> None:
     peers = started(args.peers, args.model, args.threads, count)
     with LLM(str(args.model), max_num_seqs=count, max_model_len=512) as llm:
         tokenizer = llm.get_tokenizer()
-        prompts = [tokenizer.encode(PROMPT.format(index)) for index in range(count)]
+        prompts = [tokenizer.encode(PROMPT.format(index)).tolist() for index in range(count)]
         for name, schema in SCHEMAS.items():
             form = form_of(name)
             kinds: dict[str, Callable[[], float]] = {
