@@ -1,4 +1,4 @@
-"""Operations that stand for several of ``graph.py``; only passes make them, no model file does."""
+"""Operations that each stand for several of ``operations.py``; only passes make them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ namespace invar::INVAR_ISA {
 // AVX2, 16 registers: 6 rows x 2 vectors = 12 accumulators + 2 of K or V + mask + broadcast, and
 // two fmas a cycle at latency 4 need 8 chains: hence 4 groups for one row, 2 for two. Three rows of
 // 2 groups would need 17 registers; their 6 chains still outrun memory (8 cycles a line).
-// AVX-512, 32 registers: 6 x 4 = 24 accumulators + 4; vdpbf16ps has latency 6 (kernels.md, 0).
+// AVX-512, 32 registers: 6 x 4 = 24 accumulators + 4; vdpbf16ps has latency 6.
 constexpr int kMaxTileRows = 6;
 #if defined(INVAR_ISA_AVX512)
 constexpr int tile_groups(int /*rows*/) { return 4; }

@@ -19,7 +19,7 @@
 
 namespace invar {
 
-// How a router scores experts; Routing of graph/graph.py.
+// How a router scores experts; Routing of graph/routing.py.
 enum class Scoring : int { softmax, sigmoid, softmax_of_chosen };
 
 struct Routing {
