@@ -9,8 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from invar.graph.builder import GraphBuilder
-from invar.graph.operations import CacheGroup, Rope, RopeStyle, Value
+from invar.graph.operations import Activation, CacheGroup, Rope, RopeStyle, Value
 from invar.models.blocks import (
+    feed_forward,
     head_counts,
     head_size,
     hidden_size,
@@ -132,3 +133,25 @@ def attend(
         soft_cap=soft_cap,
         sinks=sinks,
     )
+
+
+def pre_norm_block(
+    g: GraphBuilder,
+    x: Value,
+    config: DecoderConfig,
+    block: str,
+    place: Place,
+    *,
+    activation: Activation,
+    rope: Rope | None,
+) -> Value:
+    """Attention and a gated feed-forward, each behind a norm and added to what went in.
+
+    x: `[tokens, hidden]`, as is the result.
+    """
+    normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
+    q, k, v = projections(g, normed, block)
+    mixed = attend(g, q, k, v, config, place, rope=rope)
+    x = g.add(x, linear(g, mixed, f"{block}.attn_output"))
+    normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
+    return g.add(x, feed_forward(g, normed, block, activation))

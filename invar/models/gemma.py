@@ -11,8 +11,8 @@ import math
 from invar.graph.builder import GraphBuilder
 from invar.graph.graph import Graph
 from invar.graph.operations import Activation, RopeStyle
-from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
-from invar.models.decoder import DecoderConfig, attend, cache_groups, projections
+from invar.models.blocks import EMBEDDING, output_logits
+from invar.models.decoder import DecoderConfig, cache_groups, pre_norm_block
 from invar.models.gemma3 import from_one
 from invar.models.hf import DECODER_KEYS, DECODER_NAMES, HFFamily
 from invar.models.metadata import ArchitectureKeys, ModelSource
@@ -34,12 +34,8 @@ def build(source: ModelSource) -> Graph:
     g = GraphBuilder(source)
     x = g.scale(g.embed(EMBEDDING), math.sqrt(config.hidden))
     for layer, place in enumerate(cache_groups(g, config, [None] * config.layers)):
-        block = f"blk.{layer}"
-        normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
-        q, k, v = projections(g, normed, block)
-        mixed = attend(g, q, k, v, config, place, rope=config.rope)
-        x = g.add(x, linear(g, mixed, f"{block}.attn_output"))
-        normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
-        x = g.add(x, feed_forward(g, normed, block, Activation.GELU_TANH))
+        x = pre_norm_block(
+            g, x, config, f"blk.{layer}", place, activation=Activation.GELU_TANH, rope=config.rope
+        )
     x = g.rms_norm(g.take_rows(x), "output_norm.weight", config.norm_eps)
     return g.finish(output_logits(g, x), config.context_length)

@@ -14,8 +14,8 @@ from typing import Any
 from invar.graph.builder import GraphBuilder
 from invar.graph.graph import Graph
 from invar.graph.operations import Activation, RopeStyle
-from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
-from invar.models.decoder import DecoderConfig, attend, cache_groups, projections
+from invar.models.blocks import EMBEDDING, output_logits
+from invar.models.decoder import DecoderConfig, cache_groups, pre_norm_block
 from invar.models.hf import DECODER_KEYS, DECODER_NAMES, Config, HFFamily, rope_scaling
 from invar.models.metadata import ArchitectureKeys, ModelSource
 from invar.models.placed import GATE_UP, QKV
@@ -57,12 +57,8 @@ def build(source: ModelSource) -> Graph:
     g = GraphBuilder(source)
     x = g.embed(EMBEDDING)
     for layer, place in enumerate(cache_groups(g, config, [window] * config.layers)):
-        block = f"blk.{layer}"
-        normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
-        q, k, v = projections(g, normed, block)
-        mixed = attend(g, q, k, v, config, place, rope=config.rope)
-        x = g.add(x, linear(g, mixed, f"{block}.attn_output"))
-        normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
-        x = g.add(x, feed_forward(g, normed, block, Activation.SILU))
+        x = pre_norm_block(
+            g, x, config, f"blk.{layer}", place, activation=Activation.SILU, rope=config.rope
+        )
     x = g.rms_norm(g.take_rows(x), "output_norm.weight", config.norm_eps)
     return g.finish(output_logits(g, x), config.context_length)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from invar.graph.builder import GraphBuilder
 from invar.graph.graph import Graph
 from invar.graph.operations import Activation, RopeStyle
-from invar.models.blocks import EMBEDDING, feed_forward, linear, output_logits
-from invar.models.decoder import DecoderConfig, attend, cache_groups, projections
+from invar.models.blocks import EMBEDDING, output_logits
+from invar.models.decoder import DecoderConfig, cache_groups, pre_norm_block
 from invar.models.hf import DECODER_KEYS, INTERLEAVED_NAMES, Config, HFFamily
 from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
 from invar.weights.hf_directory import CONFIG
@@ -46,13 +46,9 @@ def build(source: ModelSource) -> Graph:
     g = GraphBuilder(source)
     x = g.embed(EMBEDDING)
     for layer, place in enumerate(cache_groups(g, config, [None] * config.layers)):
-        block = f"blk.{layer}"
-        normed = g.rms_norm(x, f"{block}.attn_norm.weight", config.norm_eps)
-        q, k, v = projections(g, normed, block)
         rope = None if (layer + 1) % step == 0 else config.rope
-        mixed = attend(g, q, k, v, config, place, rope=rope)
-        x = g.add(x, linear(g, mixed, f"{block}.attn_output"))
-        normed = g.rms_norm(x, f"{block}.ffn_norm.weight", config.norm_eps)
-        x = g.add(x, feed_forward(g, normed, block, Activation.SILU))
+        x = pre_norm_block(
+            g, x, config, f"blk.{layer}", place, activation=Activation.SILU, rope=rope
+        )
     x = g.rms_norm(g.take_rows(x), "output_norm.weight", config.norm_eps)
     return g.finish(output_logits(g, x), config.context_length)
