@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from invar.api.key_use import KeyUse
-from invar.cli.serve import HttpOptions, http_server, kept_responses, load_text, serve_http
+from invar.cli.http_side import HttpOptions, http_server, kept_responses, load_text, serve_http
 from invar.cli.tls import tls_options
 from invar.config import EngineConfig
 from invar.observe.catalogue import FOLDER_VARIABLE

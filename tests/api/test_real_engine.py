@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from invar.api.keys import KeyRing
-from invar.cli.serve import HttpOptions, http_server
+from invar.cli.http_side import HttpOptions, http_server
 from invar.config import EngineConfig
 from invar.engine.loader import LoadedModel, TextSide, load_engine
 from invar.serving.messages import EngineFacts

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from invar.cli import serve
+from invar.cli.http_side import kept_responses
 from invar.weights.model_cache import cache_root
 
 from .commands import serving
@@ -67,14 +67,14 @@ def test_where_they_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("INVAR_CACHE", str(tmp_path))
-    assert serve.kept_responses("off", None) is None
-    kept = serve.kept_responses(None, None)
+    assert kept_responses("off", None) is None
+    kept = kept_responses(None, None)
     assert kept is not None
     assert kept.store.path == cache_root() / "responses" / "responses.sqlite"
     kept.store.close()
     kept.store.path.write_bytes(b"no database" * 100)
     capsys.readouterr()
-    assert serve.kept_responses(None, None) is None
+    assert kept_responses(None, None) is None
     assert "none are kept: " in capsys.readouterr().out
     with pytest.raises(ValueError, match="not a database"):
-        serve.kept_responses(str(kept.store.path.parent), None)
+        kept_responses(str(kept.store.path.parent), None)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from invar.cli import serve
+from invar.cli.http_side import HttpOptions, http_options
 from invar.cli.listening import is_loopback, listen
 from invar.cli.rewrite import rewrite
-from invar.cli.serve import HttpOptions, http_options
 
 
 def options(*words: str) -> HttpOptions:

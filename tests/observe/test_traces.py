@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from api.scripted import RunningServer, endless, running, says
 
-from invar.cli.serve import http_options, parser
+from invar.cli.http_side import http_options
+from invar.cli.serve import parser
 from invar.observe.traces import Traces, otlp_exporter, otlp_url
 
 from .collector import Collector, collecting
