@@ -1,6 +1,7 @@
 """The operations of a graph and what they are told: values, rope, caches.
 
-The numpy meaning of every operation is in ``interpreter.py``; the CPU meaning in ``backends/cpu``.
+The numpy meaning of every operation is in ``interpreter.py`` and ``functions.py``; the CPU
+meaning in ``backends/cpu``.
 """
 
 from __future__ import annotations

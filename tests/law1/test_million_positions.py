@@ -26,8 +26,9 @@ from invar.config import EngineConfig
 from invar.engine.loader import load_engine_alone
 from invar.engine.request import EngineRequest, FinishReason, Sampling, TokenLogprobs
 from invar.graph.contract import round_kv
+from invar.graph.functions import apply_rope, rms_norm
 from invar.graph.graph import Graph
-from invar.graph.interpreter import Interpreter, SequenceState, apply_rope, rms_norm
+from invar.graph.interpreter import Interpreter, SequenceState
 from invar.graph.operations import ApplyRope, KVFormat
 from invar.graph.passes import with_kv_format
 from invar.models import registry
