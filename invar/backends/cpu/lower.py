@@ -28,9 +28,15 @@ from invar.backends.cpu.lower_attention import (
     lower_store_kv,
 )
 from invar.backends.cpu.lower_experts import lower_experts, lower_route
+from invar.backends.cpu.lower_linear import (
+    lower_gated_linear,
+    lower_headwise_linear,
+    lower_linear,
+    lower_linear_add,
+    lower_merged_linear,
+)
 from invar.backends.cpu.lowered import (
     Call,
-    ColumnsOf,
     FirstFault,
     Lowered,
     Ones,
@@ -38,7 +44,6 @@ from invar.backends.cpu.lowered import (
     RawWeight,
     SegmentUse,
     Vector,
-    vector,
 )
 from invar.graph.fused import (
     FusedGraph,
@@ -215,6 +220,17 @@ class Lowering:
             return None
         return formats.pop()
 
+    def fair_units(self, units: int, panels: int) -> bool:
+        """Whether so many units of so many panels make even shares for all threads."""
+        return panels == 1 or units >= UNITS_PER_THREAD * self.threads
+
+    def output(self, value: Value, act_format: str | None) -> dict[str, Buffer | None]:
+        """A result in fp32 or, where a format is given, in activation codes at once."""
+        if act_format is None:
+            return {"out": self.touch(self.define(value)), "act": None}
+        self.codes[value, act_format] = self.buffer(value.width, act_format)
+        return {"out": None, "act": self.touch(self.codes[value, act_format])}
+
     # ------------------------------------------------------------ operations
 
     def op(self, op: FusedOp) -> None:
@@ -224,10 +240,10 @@ class Lowering:
             PositionEmbed: self.position_embed,
             RMSNorm: self.rms_norm,
             LayerNorm: self.layer_norm,
-            Linear: self.linear,
-            MergedLinear: self.merged,
-            LinearAdd: self.linear_add,
-            GatedLinear: self.gated_linear,
+            Linear: lambda o: lower_linear(self, o),
+            MergedLinear: lambda o: lower_merged_linear(self, o),
+            LinearAdd: lambda o: lower_linear_add(self, o),
+            GatedLinear: lambda o: lower_gated_linear(self, o),
             HeadsLinear: lambda o: lower_heads_linear(self, o),
             StoreKV: lambda o: lower_store_kv(self, o),
             PagedAttention: lambda o: lower_attention(self, o),
@@ -242,7 +258,7 @@ class Lowering:
             Columns: lambda o: self.unary("columns", o, heads=o.heads, first=o.first),
             Join: self.join,
             Reorder: lambda o: self.unary("reorder", o, order=OrderOf(o.like)),
-            HeadwiseLinear: self.headwise_linear,
+            HeadwiseLinear: lambda o: lower_headwise_linear(self, o),
             Temperature: self.temperature,
             Route: lambda o: lower_route(self, o),
             Experts: lambda o: lower_experts(self, o),
@@ -344,94 +360,6 @@ class Lowering:
         self.in_rows = False
         self.call("begin_head")
         self.row("take_rows", x=self.floats(op.x), out=self.define(op.out))
-
-    # ------------------------------------------------------------ linear
-
-    def linear(self, op: Linear) -> None:
-        self.stores(op.x, [Segment(op.weight, op.bias)], [op.out], None)
-
-    def merged(self, op: MergedLinear) -> None:
-        self.stores(op.x, list(op.segments), list(op.outs), None)
-
-    def linear_add(self, op: LinearAdd) -> None:
-        self.stores(op.x, [op.segment], [op.out], op.residual)
-
-    def stores(
-        self, x: Value, segments: list[Segment], outs: list[Value], residual: Value | None
-    ) -> None:
-        uses = [self.place(x, [segment], 1)[0] for segment in segments]
-        self.begin("begin_linear")
-        for use, segment, out in zip(uses, segments, outs, strict=True):
-            self.touch(use.x)
-            self.call(
-                "part_store",
-                segment=use,
-                n=out.width,
-                out=self.touch(self.define(out)),
-                bias=vector(segment.bias),
-                residual=self.touch(self.floats(residual)) if residual else None,
-            )
-
-    def headwise_linear(self, op: HeadwiseLinear) -> None:
-        """A part for each head: a share of the weight, of the codes' rows and of the columns."""
-        _, rows, columns = self.source.tensors[op.weight].shape
-        if rows % _native.PANEL_COLUMNS:
-            raise GraphError(
-                f"{op.weight}: the CPU backend wants heads of whole panels of "
-                f"{_native.PANEL_COLUMNS} rows, not of {rows}"
-            )
-        segment = Segment(op.weight)
-        codes = self.buffer(columns, self.act_format(segment), per_row=op.heads)
-        self.row("quantize_heads", x=self.floats(op.x), heads=op.heads, out=codes)
-        (weight,) = self.result.weights.place([self.part(segment)], 1)
-        self.result.tile_columns = max(self.result.tile_columns, _native.PANEL_COLUMNS)
-        self.begin("begin_linear")
-        self.touch(codes)
-        out = self.touch(self.define(op.out))
-        for head in range(op.heads):
-            self.call(
-                "part_store",
-                segment=SegmentUse(
-                    weight.of_stack(head, op.heads), codes, heads=op.heads, head=head
-                ),
-                n=rows,
-                out=ColumnsOf(out, head * rows, rows),
-                bias=None,
-                residual=None,
-            )
-
-    def gated_linear(self, op: GatedLinear) -> None:
-        act_format = self.only_format(op.out)
-        panels = 1
-        if act_format is not None:
-            panels = max(1, ACT_BLOCKS[act_format] // _native.PANEL_COLUMNS)
-            if not self.fair_units(op.out.width // (panels * _native.PANEL_COLUMNS), panels):
-                act_format, panels = None, 1
-        gate, up = self.place(op.x, [op.gate, op.up], panels)
-        self.begin("begin_linear")
-        self.touch(gate.x)
-        self.touch(up.x)
-        self.call(
-            "part_gated",
-            gate=gate,
-            up=up,
-            n=op.out.width,
-            activation=str(op.activation),
-            gate_bias=vector(op.gate.bias),
-            up_bias=vector(op.up.bias),
-            **self.output(op.out, act_format),
-        )
-
-    def fair_units(self, units: int, panels: int) -> bool:
-        """Whether so many units of so many panels make even shares for all threads."""
-        return panels == 1 or units >= UNITS_PER_THREAD * self.threads
-
-    def output(self, value: Value, act_format: str | None) -> dict[str, Buffer | None]:
-        """A result in fp32 or, where a format is given, in activation codes at once."""
-        if act_format is None:
-            return {"out": self.touch(self.define(value)), "act": None}
-        self.codes[value, act_format] = self.buffer(value.width, act_format)
-        return {"out": None, "act": self.touch(self.codes[value, act_format])}
 
     # ------------------------------------------------------------ beginning and end
 
