@@ -21,7 +21,7 @@ import numpy as np
 
 from invar import _native
 from invar.backends.cpu.formats import ACT_BLOCKS, WHOLE_ROWS, weight_format
-from invar.backends.cpu.layout import Buffer, WeightPart
+from invar.backends.cpu.layout import Buffer, PackedWeight, WeightPart
 from invar.backends.cpu.lower_attention import (
     lower_attention,
     lower_heads_linear,
@@ -193,14 +193,16 @@ class Lowering:
 
     def place(self, x: Value, segments: list[Segment], panels_per_unit: int) -> list[SegmentUse]:
         """Packs segments side by side and makes their input's codes."""
-        columns = panels_per_unit * _native.PANEL_COLUMNS * len(segments)
-        self.result.tile_columns = max(self.result.tile_columns, columns)
-        parts = [self.part(segment) for segment in segments]
-        placed = self.result.weights.place(parts, panels_per_unit)
         return [
             SegmentUse(weight, self.activations(x, _native.act_format_of(weight.weight_format)))
-            for weight in placed
+            for weight in self.pack([self.part(segment) for segment in segments], panels_per_unit)
         ]
+
+    def pack(self, parts: list[WeightPart], panels_per_unit: int) -> list[PackedWeight]:
+        """Places parts side by side; a tile has room for a unit of them."""
+        columns = panels_per_unit * _native.PANEL_COLUMNS * len(parts)
+        self.result.tile_columns = max(self.result.tile_columns, columns)
+        return self.result.weights.place(parts, panels_per_unit)
 
     def only_format(self, value: Value) -> str | None:
         """The activation format of a value that is read by linears of one format alone, if it can

@@ -99,11 +99,8 @@ class _ExpertsLowering:
 
     def place(self, parts: list[ExpertWeight], panels_per_unit: int) -> list[PackedWeight]:
         """The matrices of all experts below each other."""
-        low = self.lowering
-        columns = panels_per_unit * _native.PANEL_COLUMNS * len(parts)
-        low.result.tile_columns = max(low.result.tile_columns, columns)
-        stacks = [low.part(Segment(part.weight)) for part in parts]
-        return low.result.weights.place(stacks, panels_per_unit)
+        stacks = [self.lowering.part(Segment(part.weight)) for part in parts]
+        return self.lowering.pack(stacks, panels_per_unit)
 
     def gated(self, codes: dict[str, Buffer]) -> Buffer:
         """activation(gate) * up in codes for down: at once where a unit is whole blocks of them."""
