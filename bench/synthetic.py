@@ -4,7 +4,8 @@
 
 Speed does not depend on what the weights say, only on their shape and format: a "1b" has the
 matrices of Llama 3.2 1B, an "8b" those of Llama 3.1 8B, a "16x1b" has 16 experts of which a token
-uses two, with a billion weights in all. `Q3_K_M`, `Q4_K_M` and `Q5_K_M` are
+uses two, with a billion weights in all, a "gemma3-1b" those of Gemma 3 1B (rows of 1,152, which K
+formats do not divide), of whose layers five in six see 512 tokens. `Q3_K_M`, `Q4_K_M` and `Q5_K_M` are
 llama.cpp's mixtures; any single type name works too.
 """
 
@@ -34,14 +35,18 @@ class Shape:
     context: int
     experts: int = 0  # of every layer; ffn is the width of one
     experts_used: int = 0
+    family: str = "llama"
+    window: int = 0  # of the layers that have one; which do is the family's to say
 
 
-# config.json of meta-llama/Llama-3.2-1B and meta-llama/Llama-3.1-8B; "tiny" is for tests.
+# config.json of meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B and google/gemma-3-1b-it (that the
+# context is as long as its larger sisters'); "tiny" is for tests.
 SHAPES = {
     "tiny": Shape(256, 2, 4, 2, 64, 512, 512, 2048),
     "1b": Shape(2048, 16, 32, 8, 64, 8192, 128256, 131072),
     "16x1b": Shape(2048, 16, 32, 8, 64, 4096, 32768, 131072, 16, 2),
     "8b": Shape(4096, 32, 32, 8, 128, 14336, 128256, 131072),
+    "gemma3-1b": Shape(1152, 26, 4, 1, 256, 6912, 262144, 131072, family="gemma3", window=512),
 }
 
 # `general.file_type`: llama_ftype of llama.h, which OpenVINO GenAI will not read a file without.
@@ -156,24 +161,29 @@ def metadata(shape: Shape, kind: str, name: str) -> dict[str, object]:
     tokens = byte_tokens() + merged + [f"<filler{i}>" for i in range(filler)]
     tokens += ["<|begin_of_text|>", "<|eot_id|>"]
     types = [1] * (shape.vocab - 2) + [3, 3]
-    counts = {"expert_count": shape.experts, "expert_used_count": shape.experts_used}
-    experts = {f"llama.{key}": count for key, count in counts.items() if count}
-    return experts | {
-        "general.architecture": "llama",
+    family = shape.family
+    counts = {
+        "expert_count": shape.experts,
+        "expert_used_count": shape.experts_used,
+        "attention.sliding_window": shape.window,
+    }
+    some_have = {f"{family}.{key}": count for key, count in counts.items() if count}
+    return some_have | {
+        "general.architecture": family,
         "general.name": name,
         "general.file_type": FILE_TYPES[kind],
-        "llama.block_count": shape.layers,
-        "llama.context_length": shape.context,
-        "llama.embedding_length": shape.hidden,
-        "llama.feed_forward_length": shape.ffn,
-        "llama.attention.head_count": shape.heads,
-        "llama.attention.head_count_kv": shape.kv_heads,
-        "llama.attention.key_length": shape.head_dim,
-        "llama.attention.value_length": shape.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 500000.0,
-        "llama.rope.dimension_count": shape.head_dim,
-        "llama.vocab_size": shape.vocab,
+        f"{family}.block_count": shape.layers,
+        f"{family}.context_length": shape.context,
+        f"{family}.embedding_length": shape.hidden,
+        f"{family}.feed_forward_length": shape.ffn,
+        f"{family}.attention.head_count": shape.heads,
+        f"{family}.attention.head_count_kv": shape.kv_heads,
+        f"{family}.attention.key_length": shape.head_dim,
+        f"{family}.attention.value_length": shape.head_dim,
+        f"{family}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{family}.rope.freq_base": 500000.0,
+        f"{family}.rope.dimension_count": shape.head_dim,
+        f"{family}.vocab_size": shape.vocab,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
         "tokenizer.ggml.tokens": tokens,
@@ -196,9 +206,9 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
         rows, columns = math.prod(dims[:-1]), dims[-1]
         writer.add_tensor(name, dims, quant, lambda: random_blocks(quant, rows, columns, stream))
 
-    def norm(name: str) -> None:
-        ones = np.ones(shape.hidden, np.float32)
-        writer.add_tensor(name, (shape.hidden,), QuantType.F32, ones.view(np.uint8))
+    def norm(name: str, width: int = shape.hidden) -> None:
+        ones = np.ones(width, np.float32)
+        writer.add_tensor(name, (width,), QuantType.F32, ones.view(np.uint8))
 
     embedding = (shape.vocab, shape.hidden)
     matrix("token_embd.weight", embedding, "Q6_K" if kind in MIXTURES else kind)
@@ -206,6 +216,11 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
     for layer in range(shape.layers):
         norm(f"blk.{layer}.attn_norm.weight")
         norm(f"blk.{layer}.ffn_norm.weight")
+        if shape.family == "gemma3":
+            norm(f"blk.{layer}.post_attention_norm.weight")
+            norm(f"blk.{layer}.post_ffw_norm.weight")
+            norm(f"blk.{layer}.attn_q_norm.weight", shape.head_dim)
+            norm(f"blk.{layer}.attn_k_norm.weight", shape.head_dim)
         for name, dims, type_name in layer_tensors(shape, kind, layer):
             matrix(name, dims, type_name)
     writer.write()
