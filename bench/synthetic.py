@@ -4,9 +4,8 @@
 
 Speed does not depend on what the weights say, only on their shape and format: a "1b" has the
 matrices of Llama 3.2 1B, an "8b" those of Llama 3.1 8B, a "16x1b" has 16 experts of which a token
-uses two, with a billion weights in all, a "gemma3-1b" those of Gemma 3 1B (rows of 1,152, which K
-formats do not divide), of whose layers five in six see 512 tokens. `Q3_K_M`, `Q4_K_M` and `Q5_K_M` are
-llama.cpp's mixtures; any single type name works too.
+uses two, with a billion weights in all, a "gemma3-1b" those of Gemma 3 1B, of whose layers five in
+six see 512 tokens. The type is one of llama.cpp's mixtures such as `Q4_K_M`, or any single format.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from invar.weights import mixtures
 from invar.weights.formats import QuantType
 from invar.weights.gguf_writer import GGUFWriter
 
@@ -53,12 +53,10 @@ SHAPES = {
 # https://github.com/ggml-org/llama.cpp/blob/master/include/llama.h
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
-    "Q3_K": 11, "Q3_K_M": 12, "Q4_K": 14, "Q4_K_M": 15, "Q5_K": 16, "Q5_K_M": 17, "Q6_K": 18,
-    "IQ4_NL": 25, "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
+    "Q3_K": 11, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K": 14, "Q4_K_S": 14, "Q4_K_M": 15,
+    "Q5_K": 16, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "Q2_K_S": 21, "IQ4_NL": 25,
+    "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
 }  # fmt: skip
-
-# Their tied output is Q6_K.
-MIXTURES = ("Q3_K_M", "Q4_K_M", "Q5_K_M")
 
 # Where a block of each type keeps its fp16 scales: byte offsets (scale offsets, min offsets).
 # ggml-common.h, https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
@@ -108,44 +106,41 @@ def random_blocks(kind: QuantType, rows: int, columns: int, rng: np.random.Gener
     return blocks.reshape(rows, -1)
 
 
-@dataclass(frozen=True)
-class LayerTypes:
-    value: str
-    attention_output: str
-    down: str
-    rest: str
-
-
-def layer_types(kind: str, layer: int, layers: int) -> LayerTypes:
-    """What llama.cpp gives the matrices of a layer; a name that is no mixture, to all of them."""
-    if kind == "Q3_K_M":
-        value = "Q5_K" if layer < 2 else "Q4_K"
-        return LayerTypes(value, "Q4_K", "Q5_K" if layer < layers // 16 else "Q4_K", "Q3_K")
-    if kind not in MIXTURES:
-        return LayerTypes(kind, kind, kind, kind)
-    # The better type is for the first and last eighth and every third layer between.
-    base, eighth = kind.removesuffix("_M"), layers // 8
-    more_bits = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
-    better = "Q6_K" if more_bits else base
-    return LayerTypes(better, base, better, base)
-
-
-def layer_tensors(
-    shape: Shape, kind: str, layer: int
-) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """(name, shape, type) of one layer's matrices; those of experts are stacked."""
+def layer_matrices(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of one layer's matrices; those of experts are stacked."""
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    types = layer_types(kind, layer, shape.layers)
-    yield f"blk.{layer}.attn_q.weight", (q_width, shape.hidden), types.rest
-    yield f"blk.{layer}.attn_k.weight", (kv_width, shape.hidden), types.rest
-    yield f"blk.{layer}.attn_v.weight", (kv_width, shape.hidden), types.value
-    yield f"blk.{layer}.attn_output.weight", (shape.hidden, q_width), types.attention_output
+    yield f"blk.{layer}.attn_q.weight", (q_width, shape.hidden)
+    yield f"blk.{layer}.attn_k.weight", (kv_width, shape.hidden)
+    yield f"blk.{layer}.attn_v.weight", (kv_width, shape.hidden)
+    yield f"blk.{layer}.attn_output.weight", (shape.hidden, q_width)
     stack, ending = ((shape.experts,), "_exps.weight") if shape.experts else ((), ".weight")
     if shape.experts:
-        yield f"blk.{layer}.ffn_gate_inp.weight", (shape.experts, shape.hidden), "F32"
-    yield f"blk.{layer}.ffn_gate{ending}", (*stack, shape.ffn, shape.hidden), types.rest
-    yield f"blk.{layer}.ffn_up{ending}", (*stack, shape.ffn, shape.hidden), types.rest
-    yield f"blk.{layer}.ffn_down{ending}", (*stack, shape.hidden, shape.ffn), types.down
+        yield f"blk.{layer}.ffn_gate_inp.weight", (shape.experts, shape.hidden)
+    yield f"blk.{layer}.ffn_gate{ending}", (*stack, shape.ffn, shape.hidden)
+    yield f"blk.{layer}.ffn_up{ending}", (*stack, shape.ffn, shape.hidden)
+    yield f"blk.{layer}.ffn_down{ending}", (*stack, shape.hidden, shape.ffn)
+
+
+def type_of(kind: str, tensor: str, columns: int, shape: Shape) -> QuantType:
+    """What a mixture gives a matrix with rows of so many columns; a name that is none, what it
+    says."""
+    if tensor.endswith("ffn_gate_inp.weight"):
+        return QuantType.F32
+    if not is_mixture(kind):
+        return QuantType[kind]
+    wanted = mixtures.HEAD  # of the embedding, which is the output as well
+    if tensor != "token_embd.weight":
+        sharing = shape.heads // shape.kv_heads
+        place = mixtures.Place.of(tensor, shape.layers, sharing, shape.experts)
+        wanted = mixtures.matrix_type(kind.lower(), place)
+    found = mixtures.fitting(wanted, columns)
+    if found is None:
+        raise ValueError(f"{tensor}: rows of {columns} are no whole blocks of {wanted.name}")
+    return found
+
+
+def is_mixture(kind: str) -> bool:
+    return kind not in QuantType.__members__ and kind.lower() in mixtures.MIXTURES
 
 
 def byte_tokens() -> list[str]:
@@ -200,8 +195,8 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
     writer = GGUFWriter(path, metadata(shape, kind, f"synthetic {shape_name} {kind}"))
     rng = np.random.default_rng(seed)
 
-    def matrix(name: str, dims: tuple[int, ...], type_name: str) -> None:
-        quant = QuantType[type_name]
+    def matrix(name: str, dims: tuple[int, ...]) -> None:
+        quant = type_of(kind, name, dims[-1], shape)
         stream = np.random.default_rng(rng.integers(2**63))
         rows, columns = math.prod(dims[:-1]), dims[-1]
         writer.add_tensor(name, dims, quant, lambda: random_blocks(quant, rows, columns, stream))
@@ -211,7 +206,7 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
         writer.add_tensor(name, (width,), QuantType.F32, ones.view(np.uint8))
 
     embedding = (shape.vocab, shape.hidden)
-    matrix("token_embd.weight", embedding, "Q6_K" if kind in MIXTURES else kind)
+    matrix("token_embd.weight", embedding)
     norm("output_norm.weight")
     for layer in range(shape.layers):
         norm(f"blk.{layer}.attn_norm.weight")
@@ -221,15 +216,15 @@ def write(shape_name: str, kind: str, path: Path, seed: int = 0) -> None:
             norm(f"blk.{layer}.post_ffw_norm.weight")
             norm(f"blk.{layer}.attn_q_norm.weight", shape.head_dim)
             norm(f"blk.{layer}.attn_k_norm.weight", shape.head_dim)
-        for name, dims, type_name in layer_tensors(shape, kind, layer):
-            matrix(name, dims, type_name)
+        for name, dims in layer_matrices(shape, layer):
+            matrix(name, dims)
     writer.write()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("type", help="Q3_K_M, Q4_K_M, Q5_K_M or a type name such as Q8_0 or BF16")
+    parser.add_argument("type", help="a mixture such as Q4_K_M, or a format such as Q8_0 or BF16")
     parser.add_argument("path", type=Path)
     arguments = parser.parse_args()
     write(arguments.shape, arguments.type, arguments.path)

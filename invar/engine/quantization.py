@@ -18,15 +18,17 @@ from invar.backends.cpu.memory import usable_threads
 from invar.backends.cpu.packing import made_from
 from invar.engine.quantization_names import AS_IT_IS, MADE_AT_LOAD, meaning_of, normalised
 from invar.graph.graph import Graph, raw_rows
-from invar.graph.operations import Experts, Linear, Route
+from invar.graph.operations import Attention, Experts, Linear, Route
 from invar.models.metadata import ModelSource
+from invar.weights import mixtures
 from invar.weights.formats import PLAIN_TYPES, QuantType, dequantize
 
 logger = logging.getLogger("invar")
 
 HEAD = QuantType.Q8_0
 """Of the output matrix, whatever the others become: its errors go into the logits as they are. The
-peers leave it in 16 bits or, as llama.cpp does, in a finer format than the rest."""
+peers leave it in 16 bits or, as llama.cpp does, in a finer format than the rest (`mixtures.HEAD`
+where a mixture is asked for)."""
 
 
 @dataclass(frozen=True)
@@ -114,32 +116,59 @@ def apply_quantization(
             f"quantization={wanted!r}: {name} has plain weights, and {wanted} {meaning.reason}; "
             f"use a checkpoint that was made with it, or another format: {ways}"
         )
-    return quantized(wanted, MADE_AT_LOAD[meaning.made], graph, source, name)
+    return quantized(wanted, meaning.made, graph, source, name)
 
 
 def quantized(
-    wanted: str, kind: QuantType, graph: Graph, source: ModelSource, model: str
+    wanted: str, made_as: str, graph: Graph, source: ModelSource, model: str
 ) -> ModelSource:
+    """made_as: one of `MADE_AT_LOAD`."""
+    kind = MADE_AT_LOAD[made_as]
     made: dict[str, QuantType] = {}
     left: list[str] = []
+    head = ""
     for name, is_head in matrices(graph):
-        target = HEAD if is_head or made.get(name) is HEAD else kind
-        if source.tensors[name].shape[-1] % target.block_size:
+        target = wanted_type(made_as, name, is_head, graph, source)
+        if target is None:
             left.append(name)
-        else:
+        elif name not in made or is_head:
             made[name] = target
+            if is_head and target is not kind:
+                head = f", the output matrix to {target.name}"
+    others = Counter(
+        made[name] for name, is_head in matrices(graph) if name in made and not is_head
+    )
+    others.pop(kind, None)
     logger.warning(
-        "quantization=%s: %d matrices of %s are quantised to %s as they are loaded%s%s",
+        "quantization=%s: %d matrices of %s are quantised to %s as they are loaded%s%s%s",
         wanted,
         len(made),
         model,
         kind.name,
-        f", the output matrix to {HEAD.name}" if HEAD in made.values() and kind is not HEAD else "",
+        head,
+        "".join(f", {count} to {other.name}" for other, count in sorted(others.items())),
         f"; {len(left)} stay as they are, their rows being no whole blocks: {left[0]} …"
         if left
         else "",
     )
     return QuantizedSource(source, made)
+
+
+def wanted_type(
+    made_as: str, name: str, is_head: bool, graph: Graph, source: ModelSource
+) -> QuantType | None:
+    """Of one matrix; None where its rows are no whole blocks of it or of what stands in for it."""
+    columns = source.tensors[name].shape[-1]
+    if made_as not in mixtures.MIXTURES:
+        return mixtures.fitting(HEAD if is_head else MADE_AT_LOAD[made_as], columns)
+    if is_head:
+        return mixtures.fitting(mixtures.HEAD, columns)
+    layers = len({other.split(".")[1] for other in source.tensors if other.startswith("blk.")})
+    attention = next((op for op in graph.ops if isinstance(op, Attention)), None)
+    experts = next((op.logits.width for op in graph.ops if isinstance(op, Route)), 0)
+    sharing = attention.q.width // attention.k.width if attention else 1
+    place = mixtures.Place.of(name, layers, sharing, experts)
+    return mixtures.fitting(mixtures.matrix_type(made_as, place), columns)
 
 
 def matrices(graph: Graph) -> list[tuple[str, bool]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from invar.weights.formats import QuantType
+from invar.weights.mixtures import MIXTURES
 
 MADE_AT_LOAD = {
     "int8": QuantType.INT8,
@@ -20,7 +21,13 @@ MADE_AT_LOAD = {
     "q5_0": QuantType.Q5_0,
     "q4_1": QuantType.Q4_1,
     "q4_0": QuantType.Q4_0,
+    **MIXTURES,
 }
+"""The format of most matrices that each makes."""
+
+# As llama-quantize takes them.
+# https://github.com/ggml-org/llama.cpp/blob/569a0092b98e73bd222490441234144e52afd2ef/tools/quantize/quantize.cpp
+SHORT_NAMES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 AS_IT_IS = ("auto", "none", "unquant")
 
@@ -78,18 +85,24 @@ KNOWN: dict[str, Meaning] = {
     ),
     "mxfp4": Meaning(("mxfp4",), reason=OF_CHECKPOINTS),
     "nvfp4": Meaning(reason=OF_CHECKPOINTS),
+    **{name: Meaning(made=name, mostly=kind) for name, kind in MIXTURES.items()},
+    **{name: Meaning(made=of, mostly=MIXTURES[of]) for name, of in SHORT_NAMES.items()},
     **{
         name: Meaning(reason=NO_QUANTISER, mostly=kind)
         for kind, names in {
-            QuantType.Q2_K: ("q2_k", "q2_k_s"),
-            QuantType.Q3_K: ("q3_k", "q3_k_s", "q3_k_m", "q3_k_l"),
-            QuantType.Q4_K: ("q4_k", "q4_k_s", "q4_k_m"),
-            QuantType.Q5_K: ("q5_k", "q5_k_s", "q5_k_m"),
-            QuantType.Q6_K: ("q6_k",),
-            QuantType.IQ4_NL: ("iq4_nl",),
-            QuantType.IQ4_XS: ("iq4_xs",),
+            QuantType.IQ1_S: ("iq1_s",),
+            QuantType.IQ1_M: ("iq1_m",),
+            QuantType.IQ2_XXS: ("iq2_xxs",),
+            QuantType.IQ2_XS: ("iq2_xs", "iq2_s"),
+            QuantType.IQ2_S: ("iq2_m",),
+            QuantType.IQ3_XXS: ("iq3_xxs",),
+            QuantType.IQ3_S: ("iq3_xs", "iq3_s", "iq3_m"),
         }.items()
         for name in names
+    },
+    **{
+        name: Meaning(reason=OF_CHECKPOINTS, mostly=kind)
+        for name, kind in {"tq1_0": QuantType.TQ1_0, "tq2_0": QuantType.TQ2_0}.items()
     },
     **of_names(
         (

@@ -105,38 +105,4 @@ static void encode_fp8(const float* x, int64_t k, uint8_t* row) {
   for (int64_t i = 0; i < k; i++) codes[i] = to_e4m3(x[i] * inverse);
 }
 
-template <void (*encode)(const float* x, uint8_t* block)>
-static void encode_blocks(WeightFormat format, const float* x, int64_t k, uint8_t* row) {
-  const GgmlBlock block = ggml_block(format);
-  for (int64_t b = 0; b < k / block.k; b++) encode(x + b * block.k, row + b * block.bytes);
-}
-
-static bool encode_row(WeightFormat format, const float* x, int64_t k, uint8_t* row) {
-  switch (format) {
-    case WeightFormat::q4_0:
-      encode_blocks<encode_signed<4>>(format, x, k, row);
-      return true;
-    case WeightFormat::q4_1:
-      encode_blocks<encode_with_minimum<4>>(format, x, k, row);
-      return true;
-    case WeightFormat::q5_0:
-      encode_blocks<encode_signed<5>>(format, x, k, row);
-      return true;
-    case WeightFormat::q5_1:
-      encode_blocks<encode_with_minimum<5>>(format, x, k, row);
-      return true;
-    case WeightFormat::q8_0:
-      encode_blocks<encode_q8_0>(format, x, k, row);
-      return true;
-    case WeightFormat::int8:
-      encode_int8(x, k, row);
-      return true;
-    case WeightFormat::fp8:
-      encode_fp8(x, k, row);
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace invar::INVAR_ISA

@@ -19,7 +19,11 @@ from invar.engine.quantization import QuantizedSource, apply_quantization
 from invar.engine.quantization_names import CALIBRATION, KNOWN, MADE_AT_LOAD, NO_QUANTISER
 from invar.graph.interpreter import Interpreter
 from invar.models.registry import build
+from invar.weights import mixtures
 from invar.weights.formats import QuantType, dequantize, quantize
+from invar.weights.gguf import GGUFFile
+from invar.weights.mixtures import MIXTURES
+from invar.weights.sources import pull
 
 IDS = np.random.default_rng(6).integers(0, 256, 40).tolist()
 # Of the largest logit: one activation code, as in tests/backends/test_contract.py.
@@ -34,6 +38,33 @@ COSTS = {
     "q5_0": 0.19,
     "q4_1": 0.37,
     "q4_0": 0.4,
+    "q2_k": 0.9,
+    "q2_k_s": 1.05,
+    "q3_k_s": 0.65,
+    "q3_k_m": 0.51,
+    "q3_k_l": 0.47,
+    "q4_k_s": 0.27,
+    "q4_k_m": 0.22,
+    "q5_k_s": 0.17,
+    "q5_k_m": 0.15,
+    "q6_k": 0.087,
+    "iq4_nl": 0.27,
+    "iq4_xs": 0.3,
+}
+
+BY_SEARCH = tuple(sorted(set(MIXTURES.values())))
+"""Formats whose scales are searched for."""
+
+# What llama.cpp's quantiser (ggml_quantize_chunk, no matrix of importances) leaves as error on the
+# rows of the test, of their norm.
+GGML_ERRORS = {
+    QuantType.Q2_K: 0.29602,
+    QuantType.Q3_K: 0.15084,
+    QuantType.Q4_K: 0.07134,
+    QuantType.Q5_K: 0.03613,
+    QuantType.Q6_K: 0.01774,
+    QuantType.IQ4_NL: 0.07585,
+    QuantType.IQ4_XS: 0.07646,
 }
 
 
@@ -43,7 +74,11 @@ def applied(wanted: str | None, source: MemorySource) -> MemorySource | Quantize
 
 @pytest.mark.parametrize("isa", _native.cpu_info()["available_isas"])
 @pytest.mark.parametrize("stored", [QuantType.F32, QuantType.F16, QuantType.BF16])
-@pytest.mark.parametrize("kind", MADE_AT_LOAD.values(), ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in MADE_AT_LOAD.values() if kind not in BY_SEARCH],
+    ids=lambda kind: kind.name,
+)
 def test_rows_are_those_of_the_numpy_quantiser(
     kind: QuantType, stored: QuantType, isa: str
 ) -> None:
@@ -59,16 +94,86 @@ def test_rows_are_those_of_the_numpy_quantiser(
     np.testing.assert_array_equal(found, quantize(plain, kind))
 
 
+def encoded(values: np.ndarray, kind: QuantType, isa: str, threads: int = 2) -> np.ndarray:
+    raw, names = (
+        quantize(values, QuantType.F32),
+        (WEIGHT_FORMATS[QuantType.F32], WEIGHT_FORMATS[kind]),
+    )
+    return _native.encode_rows(raw, values.shape[1], *names, threads, isa)
+
+
+@pytest.mark.parametrize("kind", BY_SEARCH, ids=lambda kind: kind.name)
+def test_searched_scales_leave_no_more_error_than_those_of_llama_cpp(kind: QuantType) -> None:
+    values = np.random.default_rng(7).standard_normal((64, 1024)).astype(np.float32)
+    values *= np.exp(np.random.default_rng(8).standard_normal((64, 1))).astype(np.float32)
+    isas = _native.cpu_info()["available_isas"]
+    found = encoded(values, kind, isas[0])
+    for isa in isas:
+        for threads in (1, 2):
+            np.testing.assert_array_equal(encoded(values, kind, isa, threads), found)
+    made = dequantize(found, kind, values.shape)
+    errors = np.sqrt(((made - values) ** 2).sum(1) / (values**2).sum(1))
+    assert errors.mean() < GGML_ERRORS[kind]
+
+
+@pytest.mark.parametrize("isa", _native.cpu_info()["available_isas"])
+@pytest.mark.parametrize("kind", BY_SEARCH, ids=lambda kind: kind.name)
+def test_odd_rows_keep_what_the_format_can_hold(kind: QuantType, isa: str) -> None:
+    """Zeros, one value alone, one sign, values far apart, the smallest and largest of fp16."""
+    values = np.zeros((9, 256), np.float32)
+    values[1, 77] = 3.0
+    values[2, 77] = -3.0
+    values[3] = 0.5
+    values[4] = -0.5
+    values[5, ::2] = 1000.0
+    values[5, 1::2] = -0.001
+    values[6] = 6e-8
+    values[7] = 6e4
+    values[8, 128:] = -6e4
+    made = dequantize(encoded(values, kind, isa), kind, values.shape)
+    assert np.isfinite(made).all()
+    assert not made[0].any()
+    coarsest = {QuantType.Q2_K: 0.2, QuantType.Q3_K: 0.13}.get(kind, 0.07)
+    for row in (1, 2, 3, 4, 5, 7, 8):
+        error = np.abs(made[row] - values[row]).max() / np.abs(values[row]).max()
+        assert error < coarsest, (row, error)
+    assert np.abs(made[6]).max() < 1e-5
+
+
+def test_a_mixture_is_that_of_llama_cpp() -> None:
+    """Gemma 3 as llama-quantize made it: rows of 640 and 1,024, so that some formats stand in."""
+    file = GGUFFile(Path(pull("gemma3-270m")))
+    matrices = [name for name, tensor in file.tensors.items() if len(tensor.shape) == 2]
+    assert len(matrices) == 127
+    for name in matrices:
+        tensor = file.tensors[name]
+        wanted = mixtures.HEAD
+        if name != "token_embd.weight":
+            wanted = mixtures.matrix_type("q4_k_m", mixtures.Place.of(name, 18, sharing=4))
+        assert mixtures.fitting(wanted, tensor.shape[-1]) == tensor.type, name
+
+
+def test_a_mixture_says_what_it_makes(caplog: pytest.LogCaptureFixture) -> None:
+    made = applied("Q4_K", float_model(layers=1))
+    assert caplog.messages == [
+        "quantization=Q4_K: 8 matrices of model are quantised to Q4_K as they are loaded, the "
+        "output matrix to Q6_K, 2 to Q6_K"
+    ]
+    finer = [name for name, kind in made.made.items() if kind is QuantType.Q6_K]
+    assert sorted(finer) == ["blk.0.attn_v.weight", "blk.0.ffn_down.weight", "token_embd.weight"]
+
+
 @pytest.mark.parametrize("wanted", MADE_AT_LOAD)
 def test_made_at_load(wanted: str, caplog: pytest.LogCaptureFixture) -> None:
     """Logits are those of the formats, and near those of the plain weights."""
     source = float_model(layers=1)
     made = applied(wanted, source)
     kind = MADE_AT_LOAD[wanted].name
-    head = "" if wanted == "q8_0" else ", the output matrix to Q8_0"
-    assert f"are quantised to {kind} as they are loaded{head}" in caplog.text
+    head = QuantType.Q6_K if wanted in MIXTURES else QuantType.Q8_0
+    of_head = "" if head.name == kind else f", the output matrix to {head.name}"
+    assert f"are quantised to {kind} as they are loaded{of_head}" in caplog.text
     assert made.tensors["blk.0.ffn_up.weight"].type == MADE_AT_LOAD[wanted]
-    assert made.tensors["token_embd.weight"].type == QuantType.Q8_0  # tied
+    assert made.tensors["token_embd.weight"].type == head  # tied
     assert made.tensors["output_norm.weight"].type == QuantType.F32
     runner = make_runner(build(made), made)
     poison(runner)
