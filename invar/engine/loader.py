@@ -213,7 +213,7 @@ def door_of(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         kv_capacity_tokens=kv_capacity_tokens,
-        eos_token_ids=tokenizer.stop_token_ids | text.defaults.eos_token_ids,
+        eos_token_ids=tokenizer.stop_token_ids,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
         max_logprobs=config.max_logprobs,
         seeds=SeedSource(config.seed),
@@ -240,9 +240,9 @@ def page_store(config: EngineConfig, source: ModelFile, info: RunnerInfo) -> Pag
 
 
 def load_text(config: EngineConfig, text: ModelText) -> TextSide:
-    return TextSide(
-        load_tokenizer(config, text), load_template(config, text), sampling_defaults(config, text)
-    )
+    tokenizer, defaults = load_tokenizer(config, text), sampling_defaults(config, text)
+    tokenizer.stop_token_ids |= defaults.eos_token_ids
+    return TextSide(tokenizer, load_template(config, text), defaults)
 
 
 def load_tokenizer(config: EngineConfig, text: ModelText) -> Tokenizer:

@@ -14,7 +14,7 @@ from golden.hf_form import write_hf_directory
 from golden.tiny_models import model_path
 from models.memory_source import MemorySource
 
-from invar import LLM, SamplingParams
+from invar import LLM, SamplingParams, StructuredOutputs
 from invar.config import EngineConfig
 from invar.engine.loader import load_text_alone
 from invar.engine.sampling_defaults import SamplingDefaults
@@ -188,3 +188,9 @@ def test_offline_they_hold_where_no_params_are_given(directory: Path) -> None:
         (ended,) = llm.generate([5, 6, 7])[0].outputs
         assert list(ended.token_ids) == list(silent[:2])
         assert ended.finish_reason == "stop"
+        # It ends an answer with a grammar as well.
+        shaped = SamplingParams(
+            allowed_token_ids=[3], structured_outputs=StructuredOutputs(regex="a*")
+        )
+        (ended,) = llm.generate([5, 6, 7], shaped)[0].outputs
+        assert (list(ended.token_ids), ended.finish_reason) == ([3], "stop")
