@@ -86,6 +86,9 @@ INVAR_INLINE void wide_sums(VI (&sums)[R][C], const uint8_t* group, int h, int v
     INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
   }
   INVAR_UNROLL for (int j = 0; j < 2 * kHalf; j++) {
+    // The two halves of a pair are unpacked apart, each right before its use: kept from the first
+    // to the second they would not fit in registers.
+    asm("" : "+r"(group));
     WideCodes q[C];
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       CodePair pair = read_pair<F, widened>(group, h, j % kHalf, vector + c);
