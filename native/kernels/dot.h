@@ -107,6 +107,8 @@ INVAR_INLINE VI wide_start(VI starts) {
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   return narrow_step(sum, codes.v, quad);
 }
+// By a group's scales per column, int32.
+INVAR_INLINE VI wide_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
 
 #elif defined(INVAR_ISA_AVX2)
 
@@ -198,6 +200,10 @@ INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   __m256i x = _mm256_maddubs_epi16(codes.magnitude.v, _mm256_sign_epi8(quad.v, codes.sign.v));
   return in_register(add(sum, {_mm256_madd_epi16(x, _mm256_set1_epi16(1))}));
 }
+// In its register, as narrow_scaled.
+INVAR_INLINE VI wide_scaled(VI total, VI sum, VI scales) {
+  return in_register(add(total, mul(sum, scales)));
+}
 
 #else
 
@@ -278,11 +284,9 @@ INVAR_INLINE VI wide_start(VI) {
 INVAR_INLINE VI wide_step(VI sum, WideCodes codes, VI quad) {
   return add_products(sum, even_s8(codes.v.v), odd_s8(codes.v.v), quad);
 }
+INVAR_INLINE VI wide_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
 
 #endif
-
-// By a group's scales per column, int32.
-INVAR_INLINE VI wide_scaled(VI total, VI sum, VI scales) { return add(total, mul(sum, scales)); }
 
 INVAR_INLINE VB low_nibbles(VB a) { return bits_at(a, 0, 15); }
 INVAR_INLINE VB high_nibbles(VB a) { return bits_at(a, 4, 15); }

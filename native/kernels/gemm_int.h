@@ -227,6 +227,7 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
                      load(place));
         if constexpr (F::kMin) acc = fma(m, broadcast(rows.p[r] + at.sums), acc);
         store(place, acc);
+        asm("" ::: "memory");  // GCC would put those of a lone row aside first, on the stack
       }
     }
     record += Record::bytes;
