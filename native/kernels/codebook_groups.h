@@ -31,14 +31,16 @@ constexpr uint32_t word_of(const uint8_t* p) {
 }
 constexpr uint32_t short_of(const uint8_t* p) { return p[0] | (uint32_t)p[1] << 8; }
 
-// Of eight signs, seven are stored: their number is even.
-constexpr uint32_t eight_signs(uint32_t seven) {
-  const uint32_t odd = (0x6996 >> ((seven ^ seven >> 4) & 15)) & 1;
-  return (seven & 127) | odd << 7;
+// Of eight signs, seven are stored: their number is even. A byte here for each seven of `sevens`.
+constexpr uint32_t with_eighth_signs(uint32_t sevens) {
+  uint32_t odd = sevens ^ sevens >> 4;
+  odd ^= odd >> 2;
+  odd ^= odd >> 1;
+  return sevens | (odd & 0x01010101) << 7;
 }
 constexpr uint32_t thirty_two_signs(uint32_t sevens) {
-  return eight_signs(sevens & 127) | eight_signs(sevens >> 7 & 127) << 8 |
-         eight_signs(sevens >> 14 & 127) << 16 | eight_signs(sevens >> 21 & 127) << 24;
+  return with_eighth_signs((sevens & 0x7f) | (sevens << 1 & 0x7f00) | (sevens << 2 & 0x7f0000) |
+                           (sevens << 3 & 0x7f000000));
 }
 // Scales of four bits, or three, are stored as s and count as 2 s + 1.
 constexpr uint8_t odd_scale(uint32_t s) { return (uint8_t)(2 * s + 1); }
@@ -90,8 +92,9 @@ constexpr CodebookGroup group_iq2_xs(const uint8_t* block, int g) {
   for (int l = 0; l < 4; l++) {
     const uint32_t both = short_of(block + 2 + 8 * g + 2 * l);
     group.entries[l] = kGridIQ2_XS[both & 511];
-    group.upper |= eight_signs(both >> 9) << 8 * l;
+    group.upper |= both >> 9 << 8 * l;
   }
+  group.upper = with_eighth_signs(group.upper);
   group.scales[0] = odd_scale(block[66 + g] & 15);
   group.scales[1] = odd_scale(block[66 + g] >> 4);
   return group;

@@ -25,9 +25,11 @@ namespace invar::INVAR_ISA {
 
 // Register tiles: rows x kTileVectors vectors of W columns. One broadcast of an activation quad
 // serves all vectors, one load of codes all rows. Above so many rows a slab's codes are widened to
-// bytes once instead of once per row tile: kWidenNibbles for the 4-bit formats, kWidenHighBits for
-// the others (0: never). Measured on Zen 3, widened against not: at M = 6 q5_0 159 and 138 GOPS,
-// q6_k 176 and 160; at M = 8 q4_k 203 and 217, q4_0 163 and 176.
+// bytes once instead of once per row tile: kWidenNibbles for the 4-bit formats, kWidenWide for
+// those looked up for wide sums, kWidenHighBits for the others (0: never). Measured on Zen 3,
+// widened against not: at M = 6 q5_0 159 and 138 GOPS, q6_k 176 and 160; at M = 8 q4_k 203 and 217,
+// q4_0 163 and 176; at M = 5 iq4_nl 107 and 101, iq2_xs 102 and 87, at M = 4 107 and 103, 102
+// and 97.
 //   avx512: 32 registers: 4 x 2 sums and totals, 4 codes, masks and constants (6 x 2 would spill in
 //           q6_k and is no faster); on widened codes 6 x 2. Unpacking a nibble is free there (its
 //           ports are idle), so only five and six bit codes are widened.
@@ -36,13 +38,13 @@ namespace invar::INVAR_ISA {
 //   portable: 16 of SSE2, 32 of NEON.
 #if defined(INVAR_ISA_AVX512)
 constexpr int kPackedRows = 4, kWideRows = 6, kTileVectors = 2;
-constexpr int kWidenHighBits = 15, kWidenNibbles = 0;
+constexpr int kWidenHighBits = 15, kWidenWide = 15, kWidenNibbles = 0;
 #elif defined(INVAR_ISA_AVX2)
 constexpr int kPackedRows = 4, kWideRows = 6, kTileVectors = 2;
-constexpr int kWidenHighBits = 5, kWidenNibbles = 8;
+constexpr int kWidenHighBits = 5, kWidenWide = 3, kWidenNibbles = 8;
 #else
 constexpr int kPackedRows = 4, kWideRows = 4, kTileVectors = 1;
-constexpr int kWidenHighBits = 7, kWidenNibbles = 7;
+constexpr int kWidenHighBits = 7, kWidenWide = 7, kWidenNibbles = 7;
 #endif
 
 // ---------------------------------------------------------------- activations and sums
@@ -414,7 +416,10 @@ template <class F>
 static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, const uint8_t* act,
                      int64_t act_stride, int rows, float* out, int64_t out_stride) {
   constexpr bool kBytes = std::is_same_v<F, FormatQ8_0> || std::is_same_v<F, FormatI8Z>;
-  constexpr int kWidenRows = kBytes ? 0 : F::kHighBits ? kWidenHighBits : kWidenNibbles;
+  constexpr int kWidenRows = kBytes         ? 0
+                             : F::kWide     ? kWidenWide
+                             : F::kHighBits ? kWidenHighBits
+                                            : kWidenNibbles;
   constexpr int64_t kSlabBytes = kSlabK / F::Record::k * F::Record::bytes;
   const ActLayout layout = act_layout(act_format, k);
   const int scale_bytes = kSlabK / F::Record::k * 4;

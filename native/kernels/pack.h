@@ -31,6 +31,20 @@ static void pack_items(const uint8_t* rows, int64_t row_bytes, int columns, int6
   }
 }
 
+// The same of bytes, eight of a row in a register.
+static void pack_bytes(const uint8_t* rows, int64_t row_bytes, int columns, int64_t items,
+                       uint8_t* out) {
+  int64_t first = 0;
+  for (; first + 8 <= items; first += 8) {
+    uint64_t eights[kPanelColumns] = {};
+    for (int c = 0; c < columns; c++) eights[c] = two_words_at(rows + c * row_bytes + first);
+    for (int i = 0; i < 8; i++)
+      for (int c = 0; c < kPanelColumns; c++)
+        out[(first + i) * kPanelColumns + c] = (uint8_t)(eights[c] >> 8 * i);
+  }
+  pack_items<uint8_t>(rows + first, row_bytes, columns, items - first, out + first * kPanelColumns);
+}
+
 static void pack_bf16(const uint8_t* rows, int64_t row_bytes, int columns, int64_t k,
                       uint8_t* out) {
   pack_items<uint32_t>(rows, row_bytes, columns, k / 2, out);
@@ -63,8 +77,8 @@ static void pack_fp8(const uint8_t* rows, int64_t row_bytes, int columns, int64_
       scale *= 256;
       memcpy(out + 4 * c, &scale, 4);
     }
-    pack_items<uint8_t>(codes + first, row_bytes, columns, k - first < kFp8K ? k - first : kFp8K,
-                        out + kQuadBytes);
+    pack_bytes(codes + first, row_bytes, columns, k - first < kFp8K ? k - first : kFp8K,
+               out + kQuadBytes);
   }
 }
 

@@ -21,17 +21,45 @@ INVAR_INLINE void put_word(uint8_t* quads, int j, int c, uint32_t word) {
   memcpy(quads + j * kQuadBytes + 4 * c, &word, 4);
 }
 
-// Bits 0, 4, 8, ... 28 gathered into one byte.
-INVAR_INLINE uint32_t every_fourth_bit(uint32_t x) {
-  x &= 0x11111111;
-  x = (x | x >> 3) & 0x03030303;
-  x = (x | x >> 6) & 0x000f000f;
-  return (x | x >> 12) & 0xff;
+INVAR_INLINE uint64_t two_words_at(const uint8_t* p) {
+  uint64_t words;
+  memcpy(&words, p, 8);
+  return words;
 }
-// Bit i of 32, which belongs to element i = quad i / 4, place i % 4, to bit i / 4 of byte i % 4.
+// Of quad rows j and j + 1.
+INVAR_INLINE void put_two_words(uint8_t* quads, int j, int c, uint64_t words) {
+  put_word(quads, j, c, (uint32_t)words);
+  put_word(quads, j + 1, c, (uint32_t)(words >> 32));
+}
+
+// Field j of a byte in word f gets what field f of that byte had in word j; kBits a field.
+template <int kBits, typename Word>
+INVAR_INLINE void transpose(Word (&words)[8 / kBits]) {
+  constexpr Word kEach = (Word)0x0101010101010101;
+  INVAR_UNROLL for (int bits = 4; bits >= kBits; bits /= 2) {
+    const int apart = bits / kBits;
+    const Word low = kEach * (bits == 4 ? 0x0f : bits == 2 ? 0x33 : 0x55);
+    INVAR_UNROLL for (int i = 0; i < 8 / kBits; i++) {
+      if (i & apart) continue;
+      const Word changed = (words[i] >> bits ^ words[i + apart]) & low;
+      words[i] ^= changed << bits;
+      words[i + apart] ^= changed;
+    }
+  }
+}
+// The bits of a mask change places with those `by` above them.
+template <typename Word>
+INVAR_INLINE Word swap_bits(Word x, int by, Word mask) {
+  const Word changed = (x >> by ^ x) & mask;
+  return x ^ changed ^ changed << by;
+}
+// Bit i of 32, which belongs to element i = quad i / 4, place i % 4, to bit i / 4 of byte i % 4. Of
+// the five bits of i, 43210, that is 10432: 13240, 10243, 10423, 10432.
 INVAR_INLINE uint32_t bits_by_place(uint32_t x) {
-  return every_fourth_bit(x) | every_fourth_bit(x >> 1) << 8 | every_fourth_bit(x >> 2) << 16 |
-         every_fourth_bit(x >> 3) << 24;
+  x = swap_bits(x, 14, 0x0000ccccu);
+  x = swap_bits(x, 7, 0x00aa00aau);
+  x = swap_bits(x, 2, 0x0c0c0c0cu);
+  return swap_bits(x, 1, 0x22222222u);
 }
 
 // GGML keeps element i of the first half of a 32-block and of the second in one byte, as the record
@@ -67,21 +95,35 @@ INVAR_INLINE void pack_q8_0(const uint8_t* block, int c, uint8_t* record) {
 }
 
 // In q2_k and q3_k, element e of each 128 has two bits of byte e % 32, those from 2 (e / 32) on.
-// The four quads of 16-block g, the two bits of quad j moved to bits 2j and 2j + 1.
-INVAR_INLINE uint32_t two_bit_quads(const uint8_t* codes, int g) {
-  const uint8_t* p = codes + g / 8 * 32 + g % 2 * 16;
-  uint32_t quads = 0;
-  for (int j = 0; j < 4; j++) quads |= (word_at(p + 4 * j) >> g % 8 / 2 * 2 & 0x03030303) << 2 * j;
-  return quads;
-}
+// The four quads of each 16-block, the two bits of quad j moved to bits 2j and 2j + 1.
+struct TwoBitQuads {
+  uint32_t of[16];
+  inline __attribute__((always_inline)) explicit TwoBitQuads(const uint8_t* codes) {
+    INVAR_UNROLL for (int run = 0; run < 4; run++) {
+      uint32_t quads[4];
+      INVAR_UNROLL for (int j = 0; j < 4; j++) quads[j] = word_at(codes + 16 * run + 4 * j);
+      transpose<2>(quads);
+      INVAR_UNROLL for (int e = 0; e < 4; e++) of[run / 2 * 8 + 2 * e + run % 2] = quads[e];
+    }
+  }
+};
+// In q3_k and q5_k, element e of 32-block g has bit g of byte e: bit j of word g is quad j's.
+struct HighBits {
+  uint32_t of[8];
+  inline __attribute__((always_inline)) explicit HighBits(const uint8_t* bits) {
+    INVAR_UNROLL for (int j = 0; j < 8; j++) of[j] = word_at(bits + 4 * j);
+    transpose<1>(of);
+  }
+};
 
 INVAR_INLINE void pack_q2_k(const uint8_t* block, int c, uint8_t* record) {
   using R = RecordQ2_K;
   put_half(record + R::scale, c, block + 80);
   put_half(record + R::min_scale, c, block + 82);
+  const TwoBitQuads quads(block + 16);
   for (int g = 0; g < 16; g++) {
     record[R::scales + g / 2 * 2 * kPanelColumns + 2 * c + g % 2] = block[g];
-    put_word(record + R::codes, g, c, two_bit_quads(block + 16, g));
+    put_word(record + R::codes, g, c, quads.of[g]);
   }
 }
 
@@ -90,13 +132,12 @@ INVAR_INLINE void pack_q3_k(const uint8_t* block, int c, uint8_t* record) {
   put_half(record + R::scale, c, block + 108);
   for (int g = 0; g < 16; g++)
     record[R::scales + g * kPanelColumns + c] = (uint8_t)scale_q3_k(block + 96, g);
+  const HighBits high(block);
+  const TwoBitQuads low(block + 32);
   for (int g = 0; g < 8; g++) {
-    // The high bit of element e of 32-block g is bit g of byte e.
-    uint32_t high = 0;
-    for (int j = 0; j < 8; j++) high |= (word_at(block + 4 * j) >> g & 0x01010101) << j;
     uint8_t* out = record + R::codes + g * R::group_bytes;
-    put_word(out + R::high, 0, c, high);
-    for (int h = 0; h < 2; h++) put_word(out + R::low, h, c, two_bit_quads(block + 32, 2 * g + h));
+    put_word(out + R::high, 0, c, high.of[g]);
+    for (int h = 0; h < 2; h++) put_word(out + R::low, h, c, low.of[2 * g + h]);
   }
 }
 
@@ -117,11 +158,12 @@ INVAR_INLINE void pack_q4_k(const uint8_t* block, int c, uint8_t* record) {
   pack_scales_k4<R>(block, c, record);
   const uint8_t* codes = block + 16;
   for (int g = 0; g < 8; g += 2, codes += 32) {
-    for (int j = 0; j < 4; j++) {
-      uint32_t a = word_at(codes + 4 * j), b = word_at(codes + 16 + 4 * j);
-      uint8_t* out = record + R::codes + g * R::group_bytes;
-      put_word(out, j, c, (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4);
-      put_word(out + R::group_bytes, j, c, (a >> 4 & 0x0f0f0f0f) | (b & 0xf0f0f0f0));
+    uint8_t* out = record + R::codes + g * R::group_bytes;
+    for (int j = 0; j < 4; j += 2) {
+      uint64_t quads[2] = {two_words_at(codes + 4 * j), two_words_at(codes + 16 + 4 * j)};
+      transpose<4>(quads);
+      put_two_words(out, j, c, quads[0]);
+      put_two_words(out + R::group_bytes, j, c, quads[1]);
     }
   }
 }
@@ -129,43 +171,37 @@ INVAR_INLINE void pack_q4_k(const uint8_t* block, int c, uint8_t* record) {
 INVAR_INLINE void pack_q5_k(const uint8_t* block, int c, uint8_t* record) {
   using R = RecordQ5_K;
   pack_scales_k4<R>(block, c, record);
-  for (int g = 0; g < 8; g++) {
-    const uint8_t *high = block + 16, *codes = block + 48 + g / 2 * 32;
-    uint32_t fifth = 0, low[8];
-    for (int j = 0; j < 8; j++) {
-      fifth |= (word_at(high + 4 * j) >> g & 0x01010101) << j;
-      low[j] = word_at(codes + 4 * j) >> g % 2 * 4 & 0x0f0f0f0f;
-    }
+  const HighBits high(block + 16);
+  const uint8_t* codes = block + 48;
+  for (int g = 0; g < 8; g += 2, codes += 32) {
     uint8_t* out = record + R::codes + g * R::group_bytes;
-    put_word(out + R::high, 0, c, fifth);
-    for (int j = 0; j < 4; j++) {
-      const int quad = j / 2 * 4 + j % 2;
-      put_word(out + R::low, j, c, low[quad] | low[quad + 2] << 4);
+    for (int j = 0; j < 2; j++) put_word(out + j * R::group_bytes + R::high, 0, c, high.of[g + j]);
+    for (int h = 0; h < 2; h++) {
+      uint64_t quads[2] = {two_words_at(codes + 16 * h), two_words_at(codes + 16 * h + 8)};
+      transpose<4>(quads);
+      put_two_words(out + R::low, 2 * h, c, quads[0]);
+      put_two_words(out + R::group_bytes + R::low, 2 * h, c, quads[1]);
     }
   }
 }
 
 INVAR_INLINE void pack_q6_k(const uint8_t* block, int c, uint8_t* record) {
   using R = RecordQ6_K;
-  const uint8_t *low = block, *high = block + 128, *scales = block + 192;
+  const uint8_t* scales = block + 192;
   put_half(record + R::scale, c, block + 208);
+  // Element e of 128: its low bits are a nibble of byte e % 64, the lower one if e < 64; its high
+  // bits lie as the codes of q2_k.
+  const TwoBitQuads high(block + 128);
   for (int g = 0; g < 16; g++) {
     record[R::scales + g * kPanelColumns + c] = scales[g];
-    // Element e of 128: its low bits are a nibble of byte e % 64, the lower one if e < 64; its
-    // high bits are 2 (e / 32) of byte e % 32.
-    int half = g / 8, e = g % 8 * 16;
-    const uint8_t* nibbles = low + half * 64 + e % 64;
-    const uint8_t* bits = high + half * 32 + e % 32;
-    int nibble_shift = e / 64 * 4, bit_shift = e / 32 * 2;
-    uint32_t lo[4], hi = 0;
-    for (int j = 0; j < 4; j++) {
-      lo[j] = word_at(nibbles + 4 * j) >> nibble_shift & 0x0f0f0f0f;
-      hi |= (word_at(bits + 4 * j) >> bit_shift & 0x03030303) << 2 * j;
-    }
-    uint8_t* out = record + R::codes + g * R::group_bytes;
-    put_word(out + R::high, 0, c, hi);
-    put_word(out + R::low, 0, c, lo[0] | lo[2] << 4);
-    put_word(out + R::low, 1, c, lo[1] | lo[3] << 4);
+    put_word(record + R::codes + g * R::group_bytes + R::high, 0, c, high.of[g]);
+  }
+  for (int run = 0; run < 8; run++) {
+    uint64_t quads[2] = {two_words_at(block + 16 * run), two_words_at(block + 16 * run + 8)};
+    transpose<4>(quads);
+    uint8_t* out = record + R::codes + (run / 4 * 8 + run % 4) * R::group_bytes + R::low;
+    put_two_words(out, 0, c, quads[0]);
+    put_two_words(out + 4 * R::group_bytes, 0, c, quads[1]);
   }
 }
 
@@ -187,11 +223,7 @@ INVAR_INLINE void pack_mxfp4(const uint8_t* block, int c, uint8_t* record) {
   pack_nibbles(block + 1, c, record + RecordMXFP4::codes);
 }
 
-// Fields of two bits, or of four, to a byte each.
-INVAR_INLINE uint32_t spread_pairs(uint32_t x) {
-  x = (x | x << 12) & 0x000f000f;
-  return (x | x << 6) & 0x03030303;
-}
+// Fields of four bits, or bits, to a byte each.
 INVAR_INLINE uint32_t spread_nibbles(uint32_t x) {
   x = (x | x << 8) & 0x00ff00ff;
   return (x | x << 4) & 0x0f0f0f0f;
@@ -203,13 +235,13 @@ template <class R>
 INVAR_INLINE void pack_eights(const CodebookGroup& group, int g, int c, uint8_t* record) {
   uint8_t* out = record + R::codes + g * R::group_bytes;
   put_word(out + R::high, 0, c, bits_by_place(group.upper));
-  for (int h = 0; h < 2; h++) {
-    record[R::scales + (2 * g + h) * kPanelColumns + c] = group.scales[h];
-    const uint32_t first = group.entries[2 * h], second = group.entries[2 * h + 1];
-    put_word(out + R::low, h, c,
-             spread_pairs(first & 255) | spread_pairs(first >> 8) << 2 |
-                 spread_pairs(second & 255) << 4 | spread_pairs(second >> 8) << 6);
-  }
+  for (int h = 0; h < 2; h++) record[R::scales + (2 * g + h) * kPanelColumns + c] = group.scales[h];
+  // Place t of quad j has field t of byte j, and goes to field j of byte t.
+  uint64_t low = 0;
+  for (int l = 0; l < 4; l++) low |= (uint64_t)group.entries[l] << 16 * l;
+  low = swap_bits(low, 6, (uint64_t)0x00cc00cc00cc00cc);
+  low = swap_bits(low, 12, (uint64_t)0x0000f0f00000f0f0);
+  put_two_words(out + R::low, 0, c, low);
 }
 // Of entries of four weights: a quad each.
 template <class R>
@@ -257,7 +289,8 @@ INVAR_INLINE void pack_tq1_0(const uint8_t* block, int c, uint8_t* record) {
 INVAR_INLINE void pack_tq2_0(const uint8_t* block, int c, uint8_t* record) {
   using R = RecordTQ2_0;
   put_half(record + R::scale, c, block + 64);
-  for (int g = 0; g < 16; g++) put_word(record + R::codes, g, c, two_bit_quads(block, g));
+  const TwoBitQuads quads(block);
+  for (int g = 0; g < 16; g++) put_word(record + R::codes, g, c, quads.of[g]);
 }
 
 INVAR_INLINE void pack_int4_zp(const uint8_t* block, int c, uint8_t* record) {
