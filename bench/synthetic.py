@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from invar.weights import mixtures
-from invar.weights.formats import QuantType
+from invar.weights.formats import PLAIN_TYPES, QuantType, quantize
 from invar.weights.gguf_writer import GGUFWriter
 
 
@@ -54,56 +54,25 @@ SHAPES = {
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10,
     "Q3_K": 11, "Q3_K_S": 11, "Q3_K_M": 12, "Q3_K_L": 13, "Q4_K": 14, "Q4_K_S": 14, "Q4_K_M": 15,
-    "Q5_K": 16, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "Q2_K_S": 21, "IQ4_NL": 25,
-    "IQ4_XS": 30, "BF16": 32, "MXFP4": 38,
+    "Q5_K": 16, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20,
+    "Q2_K_S": 21, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30,
+    "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38, "NVFP4": 39,
 }  # fmt: skip
 
-# Where a block of each type keeps its fp16 scales: byte offsets (scale offsets, min offsets).
-# ggml-common.h, https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h
-SCALE_OFFSETS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "Q4_0": ((0,), ()),
-    "Q4_1": ((0,), (2,)),
-    "Q5_0": ((0,), ()),
-    "Q5_1": ((0,), (2,)),
-    "Q8_0": ((0,), ()),
-    "Q2_K": ((80,), (82,)),
-    "Q3_K": ((108,), ()),
-    "Q4_K": ((0,), (2,)),
-    "Q5_K": ((0,), (2,)),
-    "Q6_K": ((208,), ()),
-    "IQ4_NL": ((0,), ()),
-    "IQ4_XS": ((0,), ()),
-}
+# A file is made of so many blocks, drawn at random, since some encoders are slow: they hold 16,384
+# indices into the largest codebook, which has 2048 rows (IQ1).
+BLOCKS_TO_DRAW = 512
 
 
 def random_blocks(kind: QuantType, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """uint8 ``[rows, row_bytes]``: random codes under scales that keep activations in range."""
-    name = kind.name
-    if name in ("F32", "F16", "BF16"):
+    """uint8 ``[rows, row_bytes]``: weights that keep activations in range."""
+    if kind in PLAIN_TYPES:
         values = rng.standard_normal((rows, columns), dtype=np.float32) * columns**-0.5
-        if name == "F16":
-            return values.astype(np.float16).view(np.uint8)
-        if name == "BF16":
-            return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-        return values.view(np.uint8)
-    block_bytes = kind.block_bytes
-    blocks = rng.integers(0, 256, (rows * columns // kind.block_size, block_bytes), dtype=np.uint8)
-    # Codes of b bits are near uniform, so a scale of 1 / (2^b sqrt(columns)) gives unit outputs;
-    # the K formats multiply it by 6-bit (Q6_K: 8-bit) sub-scales. The values of IQ4 span a byte.
-    bits = int(name[1]) if name[0] == "Q" else 4 if name == "MXFP4" else 8
-    scale = columns**-0.5 / 2**bits
-    if name == "MXFP4":  # a byte e for 2^(e - 128), of integers up to 12
-        blocks[:, 0] = 128 + round(np.log2(scale))
-        return blocks.reshape(rows, -1)
-    if name.endswith("_K") or name == "IQ4_XS":
-        scale /= 64
-    scales, mins = SCALE_OFFSETS[name]
-    for offset in scales:
-        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
-    for offset in mins:
-        minimum = scale * (2 ** (bits - 1) if name.endswith("_K") else -(2 ** (bits - 1)))
-        blocks[:, offset : offset + 2] = np.frombuffer(np.float16(minimum).tobytes(), np.uint8)
-    return blocks.reshape(rows, -1)
+        return quantize(values, kind)
+    values = rng.standard_normal((BLOCKS_TO_DRAW, kind.block_size), dtype=np.float32)
+    pool = quantize(values * np.float32(columns**-0.5), kind)
+    drawn = rng.integers(0, len(pool), rows * kind.row_bytes(columns) // kind.block_bytes)
+    return pool[drawn].reshape(rows, -1)
 
 
 def layer_matrices(shape: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
