@@ -19,7 +19,7 @@ from invar.models.hf import (
     HFFamily,
     rope_scaling,
 )
-from invar.models.metadata import ArchitectureKeys, ConfigError
+from invar.models.metadata import LARGEST_REAL, ArchitectureKeys, ConfigError, brief
 from invar.models.placed import Placed, Rows, RowsOf
 from invar.weights.hf_directory import CONFIG
 
@@ -64,7 +64,11 @@ def yarn_factor(config: Config) -> object:
 
 def yarn_growth(config: Config) -> object:
     growth = (rope_scaling(config) or {}).get("mscale_all_dim")
-    return 0.1 * growth if isinstance(growth, int | float) and growth else None
+    if growth is None:
+        return None
+    if not (isinstance(growth, int | float) and abs(growth) <= LARGEST_REAL):
+        raise ConfigError(f"{CONFIG}: mscale_all_dim must be a number, found {brief(growth)}")
+    return 0.1 * growth or None
 
 
 def without_draft(config: Config, name: str) -> str | None:

@@ -24,7 +24,11 @@ LAYERS_OF_27B = 46
 def window(config: Config) -> object:
     """Of every layer with an even number, as the reference has it if it is not told."""
     kinds = config.get("layer_types")
-    if kinds is not None and kinds != [(SLIDING, FULL)[n % 2] for n in range(len(kinds))]:
+    if kinds is None:
+        return config.get("sliding_window")
+    if not isinstance(kinds, list):
+        raise ConfigError(f"{CONFIG}: layer_types must be a list, not {type(kinds).__name__}")
+    if kinds != [(SLIDING, FULL)[n % 2] for n in range(len(kinds))]:
         raise ConfigError(f"{CONFIG}: layer_types do not alternate, beginning with {SLIDING}")
     return config.get("sliding_window")
 

@@ -32,7 +32,7 @@ from invar.models.hf import (
     rope_scaling,
     rope_theta,
 )
-from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.metadata import LARGEST_REAL, ArchitectureKeys, ConfigError, ModelSource, brief
 from invar.models.placed import Placed
 from invar.models.rope import DEFAULT_BASE, LEAST_BASE, default_frequencies, rotated_dimensions
 
@@ -56,7 +56,13 @@ def window_pattern(config: Config) -> Any:
 
 def attention_scale(config: Config) -> Any:
     scalar = config.get("query_pre_attn_scalar")
-    return 1 / math.sqrt(scalar) if isinstance(scalar, int | float) and scalar > 0 else scalar
+    if scalar is None:
+        return None
+    if not (isinstance(scalar, int | float) and 0 < scalar <= LARGEST_REAL):
+        raise ConfigError(
+            f"config.json: query_pre_attn_scalar must be a positive number, found {brief(scalar)}"
+        )
+    return 1 / math.sqrt(scalar)
 
 
 def local_base(config: Config) -> Any:

@@ -110,6 +110,24 @@ def test_a_wrong_configuration_is_named(
         build(open_directory(folder))
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gpt_oss", {"layer_types": -1}, "layer_types must be a list, not int"),
+        ("gemma3_pattern6", {"query_pre_attn_scalar": 10**400}, "query_pre_attn_scalar"),
+        ("deepseek_v3", {"rope_parameters": {"mscale_all_dim": 10**400}}, "mscale_all_dim"),
+    ],
+)
+def test_values_a_family_computes_with_are_named(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = write_hf_directory(name, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    nested = {key: config[key] | value for key, value in changes.items() if isinstance(value, dict)}
+    with pytest.raises(ConfigError, match=message):
+        build(open_directory(changed(folder, **changes | nested)))
+
+
 def test_an_unknown_weight_is_named_as_the_file_has_it(tmp_path: Path) -> None:
     folder = write_hf_directory("llama_plain", tmp_path / "model")
     file = folder / "model.safetensors"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from golden.safetensors_writer import file_bytes, safetensors_bytes, stored, write_sharded
 
 from invar.weights.hf_directory import INDEX, SINGLE, HFDirectory
-from invar.weights.safetensors import BITS, SafetensorsError, SafetensorsFile
+from invar.weights.safetensors import BITS, SafetensorsError, SafetensorsFile, read_json
 
 VALUES = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -228,3 +229,13 @@ def test_directories_without_weights_say_what_they_lack(folder: Path) -> None:
     refused(folder, "config.json.*stands there twice")
     (folder / "config.json").unlink()
     refused(folder, "there is no file")
+
+
+def test_a_name_twice_behind_many_others_is_found_at_once() -> None:
+    """In one pass: with a pass per name, a header of these would take minutes."""
+    names = [*range(200_000), 199_999]
+    header = "{" + ",".join(f'"{name}":1' for name in names) + "}"
+    start = time.process_time()
+    with pytest.raises(SafetensorsError, match="199999 stands there twice"):
+        read_json(header.encode(), "x")
+    assert time.process_time() - start < 10
