@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,7 @@ def parameters(tool: WrittenTool, hand: Hand) -> tuple[list[Parameter], Schema |
 
 
 def members(schema: Schema, tool: WrittenTool, hand: Hand) -> tuple[list[Parameter], Schema | None]:
-    for keyword in schema.keys() - ANNOTATIONS - OF_OBJECTS:
-        hand.ignore(tool, keyword)
+    ignore_others(schema, OF_OBJECTS, tool, hand)
     properties = schema.get("properties") or {}
     required = schema.get("required") or []
     others = schema.get("additionalProperties", True)
@@ -115,8 +114,7 @@ def keywords(schema: Schema) -> set[str]:
 def pattern_of(schema: Schema, tool: WrittenTool, hand: Hand) -> str | None:
     """A regex of the strings that a schema allows; None: all."""
     pattern, least, most = (schema.get(name) for name in ("pattern", "minLength", "maxLength"))
-    for keyword in keywords(schema) - {"type", "pattern", "minLength", "maxLength"}:
-        hand.ignore(tool, keyword)
+    ignore_others(schema, {"type", "pattern", "minLength", "maxLength"}, tool, hand)
     if pattern is not None and (least is not None or most is not None):
         hand.ignore(tool, "a length beside a pattern")
     if isinstance(pattern, str):
@@ -135,9 +133,19 @@ def pattern_of(schema: Schema, tool: WrittenTool, hand: Hand) -> str | None:
     return f"(?s:.{{{least or 0},{'' if most is None else most}}})"
 
 
-def constants(schema: Schema) -> list[Any] | None:
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    return values if isinstance(values, list) else None
+def constants(schema: Schema, tool: WrittenTool, hand: Hand) -> list[Any] | None:
+    """The values of an enum or a const, if these are all that there are."""
+    name = "enum" if "enum" in schema else "const"
+    values = schema.get("enum", [schema.get("const")])
+    if name not in schema or not isinstance(values, list):
+        return None
+    ignore_others(schema, {"type", name}, tool, hand)
+    return values
+
+
+def ignore_others(schema: Schema, enforced: Collection[str], tool: WrittenTool, hand: Hand) -> None:
+    for keyword in sorted(keywords(schema).difference(enforced)):
+        hand.ignore(tool, keyword)
 
 
 def raw_string(
@@ -148,9 +156,10 @@ def raw_string(
     schema = resolved(schema, tool)
     for alternatives in ("anyOf", "oneOf"):
         if isinstance(schema.get(alternatives), list):
+            ignore_others(schema, {"type", alternatives}, tool, hand)
             branches = [schema_of(one) for one in schema[alternatives]]
             return either([raw_string(one, tool, hand, end, excludes) for one in branches])
-    values = constants(schema)
+    values = constants(schema, tool, hand)
     if values is None:
         return hand.until(end, pattern_of(schema, tool, hand), excludes)
     texts = [value for value in values if isinstance(value, str)]
@@ -264,10 +273,9 @@ class BareKeyHand:
         for alternatives in ("anyOf", "oneOf"):
             branches = schema.get(alternatives)
             if isinstance(branches, list):
-                for keyword in keywords(schema) - {"anyOf"}:
-                    self.hand.ignore(self.tool, keyword)
+                ignore_others(schema, {"anyOf"}, self.tool, self.hand)
                 return either([self.value(schema_of(one), depth + 1) for one in branches])
-        values = constants(schema)
+        values = constants(schema, self.tool, self.hand)
         if values is not None:
             return either([self._constant(one) for one in values])
         kinds = schema.get("type", "object" if "properties" in schema else EVERY)
@@ -283,8 +291,7 @@ class BareKeyHand:
             text = raw_string({**schema, "type": kind}, self.tool, self.hand, self.quote)
             return sequence(*self.hand.marked(self.quote), text)
         if kind == "array":
-            for keyword in keywords(schema) - {"type", "items", "minItems"}:
-                self.hand.ignore(self.tool, keyword)
+            ignore_others(schema, {"type", "items", "minItems"}, self.tool, self.hand)
             item = self.value(schema_of(schema.get("items")), depth + 1)
             least = int(schema.get("minItems", 0))
             if least > 16:

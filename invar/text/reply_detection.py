@@ -118,7 +118,7 @@ class ModelReplies:
         if held is not Held.TEXT:
             spec = calls_only(self.writer, tools, hand, parallel=parallel, prompt_end=prompt_end)
         else:
-            begins = [begin for one in self.form.writers for begin in one.begins if begin]
+            begins = self._call_begins(prompt_end, held)
             spec = text_with_calls(
                 self.form.writers,
                 self.form.markers,

@@ -228,6 +228,25 @@ def test_strict_tools_in_free_text(name: str, with_control: bool) -> None:
         assert not fits(tokens, grammar, wrong), wrong
 
 
+@pytest.mark.parametrize("name", ["qwen3_xml", "gemma4"])
+@pytest.mark.parametrize(
+    ("schema", "lost"),
+    [
+        ({"type": "string", "enum": ["a", "bb"], "minLength": 2}, "minLength"),
+        ({"type": "string", "const": "a", "pattern": "b"}, "pattern"),
+        ({"anyOf": [{"const": "a"}, {"type": "string"}], "maxLength": 3}, "maxLength"),
+    ],
+)
+def test_what_cannot_be_enforced_is_told(name: str, schema: dict[str, Any], lost: str) -> None:
+    (writer,) = form_of(name).writers
+    parameters = {"type": "object", "properties": {"a": schema}}
+    hand = Hand({})
+    writer.arguments(WrittenTool("f", parameters), hand)
+    assert [one for one in hand.ignored if f"f: {lost} cannot" in one]
+    with pytest.raises(ValueError, match=f"f: {lost} cannot be enforced"):
+        writer.arguments(WrittenTool("f", parameters, strict=True), Hand({}))
+
+
 def fits(tokens: MarkerTokenizer, grammar: CompiledGrammar, text: str) -> bool:
     control = "|".join(map(re.escape, tokens.control)) or "(?!)"
     ids: list[int] = []
