@@ -3,7 +3,8 @@
     python bench/structured.py MODEL.gguf [--streams 32] [--tokens 48] [--runs 5]
         [--peers llama.cpp openvino-genai]
 
-Masks: rate and tail over walks through each schema. Then tokens per second of all streams, greedy,
+Masks: rate and tail over walks through each schema; what they cost, by steps with and without in
+turn. Then tokens per second of all streams, greedy,
 plain, with the grammar drawn token by token, and with forced tokens in one step; of peers plain and
 with their grammar. Runs take turns A B C; figures are medians with their range, and what a grammar
 costs or gains is the median, run by run, of its rate over the plain one of that run.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -143,6 +145,51 @@ def rates(
     return Rates(sum(len(answer.outputs[0].token_ids) for answer in answers) / took, watch.rate)
 
 
+def step_cost(plain: LLM, guided: LLM, streams: int, tokens: int, form: StructuredOutputs) -> str:
+    """Two engines take turns step by step, so that both see the same machine: how long a step of
+    all streams takes without the grammar, of one with it, and how many of these drew less than a
+    token for each stream."""
+    turns = threading.Semaphore(1), threading.Semaphore(0)
+    steps: tuple[list[tuple[int, float]], ...] = ([], [])
+
+    def answer(mine: int, llm: LLM, form: StructuredOutputs | None) -> None:
+        engine = llm.model.engine
+        engine.guidance._jumps, step = False, engine.step
+
+        def in_turn() -> list[EngineOutput]:
+            turns[mine].acquire()
+            began = time.perf_counter()
+            outputs = step()
+            took = time.perf_counter() - began
+            steps[mine].append((sum(len(output.token_ids) for output in outputs), took))
+            turns[1 - mine].release()
+            return outputs
+
+        engine.step = in_turn  # type: ignore[method-assign]
+        params = SamplingParams(
+            temperature=0, max_tokens=tokens, ignore_eos=True, structured_outputs=form
+        )
+        try:
+            llm.generate([PROMPT.format(index) for index in range(streams)], params, use_tqdm=False)
+        finally:
+            engine.step = step  # type: ignore[method-assign]
+            turns[1 - mine].release(1_000_000)  # who is not done goes on alone
+
+    other = threading.Thread(target=answer, args=(0, plain, None))
+    other.start()
+    answer(1, guided, form)
+    other.join()
+    full: list[list[float]] = [[took for count, took in of if count == streams] for of in steps]
+    ratios = [bare / shaped for bare, shaped in zip(*full, strict=False)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    begun = next(at for at, (count, _) in enumerate(steps[1]) if count == streams)
+    short = sum(0 < count < streams for count, _ in steps[1][begun:])
+    return (
+        f"{len(ratios)} steps in turn: {middle:.3f} of plain (quartiles {low:.3f} … {high:.3f}), "
+        f"{short} drew less than {streams} tokens"
+    )
+
+
 Peer = llama_cpp.Server | openvino_peer.Peer
 
 
@@ -203,7 +250,8 @@ def main() -> None:
     args = parser.parse_args()
     count, tokens = args.streams, args.tokens
     peers = started(args.peers, args.model, args.threads, count)
-    with LLM(str(args.model), max_num_seqs=count, max_model_len=512) as llm:
+    sizes = {"max_num_seqs": count, "max_model_len": 512}
+    with LLM(str(args.model), **sizes) as llm, LLM(str(args.model), **sizes) as plain:
         tokenizer, watch = llm.get_tokenizer(), Watch(llm.model.engine)
         prompts = [tokenizer.encode(PROMPT.format(index)).tolist() for index in range(count)]
         for name, schema in SCHEMAS.items():
@@ -218,7 +266,8 @@ def main() -> None:
                     kinds[f"{engine}, {kind}"] = lambda peer=peer, asked=asked: peer_rates(
                         peer, prompts, tokens, asked
                     )
-            print(f"{name}: {masks(llm, name)}\n")
+            print(f"{name}: {masks(llm, name)}")
+            print(step_cost(plain, llm, count, 4 * tokens, form), "\n", flush=True)
             print(table(f"{name}, {count} streams", in_turn(kinds, args.runs)), flush=True)
     for peer in peers.values():
         peer.close()
