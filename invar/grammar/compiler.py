@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
 from invar.grammar.completion import CONTROL, MAX_TOKENS, Completer
+from invar.grammar.shared_masks import SharedMasks
 from invar.grammar.structural_tag import Hints
 from invar.grammar.vocabulary import RawVocabulary, TokenSource
 
@@ -61,6 +62,7 @@ class CompiledGrammar:
     vocabulary: GrammarVocabulary
     completer: Completer  # knows the grammar
     longest_branch: int = 0  # tokens of the longest of those short answers that it tells apart
+    masks: SharedMasks = field(default_factory=SharedMasks)
 
     def matcher(self) -> Any:
         return self.start.deep_copy()

@@ -59,6 +59,8 @@ class Guide:
         behind them; without one they alone are guided, and `vocabulary` is needed."""
         self._grammar = grammar
         self._matcher: Any = None if grammar is None else grammar.matcher()
+        # Behind thoughts an answer may begin with what was left of their last token.
+        self._place = None if grammar is None or thoughts is not None else grammar.masks.start
         self._allowed = allowed
         self._left = max_tokens
         self._before_stop = min_tokens
@@ -66,6 +68,8 @@ class Guide:
         self._jumps = jumps
         # uint32 [words + 1], as `SamplingBatch.masks` has them.
         self._written: Mask = np.zeros(-(-vocab_size // 32) + 1, np.uint32)
+        self._words = self._written[:-1]
+        self._address, self._num_bytes = self._words.ctypes.data, self._words.nbytes
         self.mask_is_due = False  # it is not the mask of the next token, and nobody writes it
         self._drawn_anyway = 0  # tokens before it is looked at again what is forced
         self.finished = False  # the answer is whole and nothing can follow
@@ -129,14 +133,19 @@ class Guide:
 
     def write_mask(self) -> None:
         """Called by the writer."""
-        words = self._written[:-1]
+        words = self._words
         try:
+            place = self._place
             if self._matcher is None:
                 words[:] = 0
+            elif place is not None and (known := place.mask) is not None:
+                words[:] = known
             else:
-                self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+                self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
                 if self._matcher.is_error():
                     self.error = str(self._matcher.get_error())
+                elif place is not None:
+                    place.keep(words)
             for token in self._beside():
                 words[token // 32] |= np.uint32(1 << token % 32)
             if self._allowed is not None:
@@ -249,6 +258,7 @@ class Guide:
                 self.steered = True
                 return self._end[0]
         self._matcher = matcher
+        self._place = None if self._place is None else self._place.after(token)
         self._end = guess if end is None else end
         if looks:
             self._look_in = LOST if end is None else self._patience(1)

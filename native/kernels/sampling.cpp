@@ -83,6 +83,53 @@ static void apply_mask(const uint32_t* mask, int64_t vocab, float* x) {
   }
 }
 
+// ---------------------------------------------------------------- greedy under a mask
+
+// The ids [start, start + 32) of a vocabulary that a mask allows, as bits.
+INVAR_INLINE uint32_t allowed_of(const uint32_t* mask, int64_t start, int64_t vocab) {
+  const uint32_t word = mask[start / 32];
+  return start + 32 <= vocab ? word : word & ((1u << (vocab - start)) - 1);
+}
+
+// Each W of the ids [start, start + 32) with the logits of those that are allowed, else -infinity.
+template <class Use>
+INVAR_INLINE void each_allowed(const Logits& raw, int64_t start, uint32_t allowed, const Use& use) {
+  alignas(64) static constexpr uint32_t kBits[16] = {
+      1u,      1u << 1, 1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+      1u << 8, 1u << 9, 1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15};
+  for (int i = 0; i < 32 && start + i < raw.n; i += W) {
+    const VI bits = load_i(kBits);
+    const VM is_allowed = equal(bit_and(set1_i(int32_t(allowed >> i)), bits), bits);
+    const int lanes = raw.n - start - i < W ? int(raw.n - start - i) : W;
+    use(start + i, select(is_allowed, load_n(raw.x + start + i, lanes), set1(-kInfinity)));
+  }
+}
+
+// The first of the allowed ids with the greatest logit; -1 where all are -infinity. Nothing is
+// copied, and words of a mask that allow nothing are not looked at: most, under a tight one.
+static int32_t first_allowed_maximum(const Logits& raw, const uint32_t* mask) {
+  VF best = set1(-kInfinity);
+  for (int64_t start = 0; start < raw.n; start += 32) {
+    if (const uint32_t allowed = allowed_of(mask, start, raw.n))
+      each_allowed(raw, start, allowed, [&](int64_t, VF x) { best = max(best, x); });
+  }
+  alignas(64) float lanes[W];
+  store(lanes, best);
+  float highest = lanes[0];
+  for (float lane : lanes) highest = lane > highest ? lane : highest;
+  if (highest == -kInfinity) return -1;
+  int64_t found = -1;
+  for (int64_t start = 0; found < 0; start += 32) {
+    if (const uint32_t allowed = allowed_of(mask, start, raw.n)) {
+      each_allowed(raw, start, allowed, [&](int64_t id, VF x) {
+        const uint32_t bits = mask_bits(equal(x, set1(highest)));
+        if (found < 0 && bits != 0) found = id + __builtin_ctz(bits);
+      });
+    }
+  }
+  return int32_t(found);
+}
+
 // ---------------------------------------------------------------- report
 
 // log of the sum of e^(x - max), from integer weights at temperature 1. The one call of libm.
@@ -109,12 +156,17 @@ static void report_top(const Logits& logits, int32_t count, double log_sum, Samp
 
 // ---------------------------------------------------------------- one row
 
+// Whether anything but a mask changes the logits.
+static bool is_adjusted(const SampleRow& row) {
+  return (penalised(row) && row.history_len > 0) || row.bias_len > 0;
+}
+
 static Logits adjust(const Logits& raw, const SampleRow& row, SampleWork& work, bool& finite) {
-  const bool penalties = penalised(row) && row.history_len > 0;
-  if (!penalties && row.bias_len == 0 && row.mask == nullptr) return raw;
+  if (!is_adjusted(row) && row.mask == nullptr) return raw;
   work.used_adjusted = true;
   memcpy(work.adjusted, raw.x, size_t(raw.n) * 4);
-  if (penalties) apply_penalties(row, raw.n, work.counts, work.adjusted);
+  if (penalised(row) && row.history_len > 0)
+    apply_penalties(row, raw.n, work.counts, work.adjusted);
   apply_bias(row, raw.n, work.adjusted);
   if (row.mask != nullptr) apply_mask(row.mask, raw.n, work.adjusted);
   const Extent extent = find_maxima(work.adjusted, raw.n, work.adjusted_maxima);
@@ -134,6 +186,11 @@ static void sample_row(const float* x, int64_t vocab, const SampleRow& row, Samp
   const double sum = log_sum(raw, work);
   if (row.score) {
     result.token = row.score_token;
+  } else if (is_greedy(row) && row.mask != nullptr && !is_adjusted(row)) {
+    const int32_t token = first_allowed_maximum(raw, row.mask);
+    result.finite = token >= 0;
+    if (!result.finite) return;
+    result.token = token;
   } else {
     const Logits adjusted = adjust(raw, row, work, result.finite);
     if (!result.finite) return;

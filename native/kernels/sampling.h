@@ -198,6 +198,9 @@ INVAR_INLINE uint64_t below(uint64_t random, uint64_t total) {
   return uint64_t((unsigned __int128)random * total >> 64);
 }
 
+// A subnormal temperature is zero, since denormals are flushed.
+INVAR_INLINE bool is_greedy(const SampleRow& row) { return row.temperature < 0x1p-126f; }
+
 // The token of an adjusted row; its logits hold no NaN and not only -infinity.
 int32_t draw(const Logits& logits, const SampleRow& row, SampleWork& work);
 

@@ -177,8 +177,7 @@ static Cut truncate(const Logits& logits, const SampleRow& row, Scale scale, Sam
 // ---------------------------------------------------------------- draw
 
 int32_t draw(const Logits& logits, const SampleRow& row, SampleWork& work) {
-  // A subnormal temperature is zero, since denormals are flushed.
-  if (row.temperature < 0x1p-126f) return first_maximum(logits);
+  if (is_greedy(row)) return first_maximum(logits);
   const Scale scale{logits.max, row.temperature};
   Pool pool{logits, nullptr, logits.n, scale, min_p_threshold(row.min_p)};
   Cut cut;
