@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,8 @@ MAX_TOKENS = 512  # of an end that is looked for
 BEAM = 4  # beginnings of ends that are kept, of each length
 BRANCHES = 4  # tokens that are tried after each
 MARKED = 1000  # kinds from here on are those of control tokens
-IN_TEXT = 100  # kinds from here on are those of tokens inside free text
+ONE_BYTE = 2000  # kinds from here on are those of single bytes
+IN_TEXT = 100  # kinds from here up to `MARKED` are those of tokens inside free text
 REPEATS = 4  # tokens of one kind in a row, before another kind is tried
 WINDOW = 4096  # tokens of the order that are looked at together
 
@@ -71,6 +72,12 @@ class Completer:
         self._inside = _groups(ids, tokens, INSIDE)
         free = [one for one in ids[: 2 * 256].tolist() if tokens[one] in FREE_TEXT]
         self._free: Ids = np.array(free, np.int64)
+        # Of each byte, by its value.
+        self._single = {
+            tokens[one][0]: one
+            for one in reversed(ids[: 2 * 256].tolist())
+            if len(tokens[one]) == 1
+        }
         lines = [one for one in ids[: 2 * 256].tolist() if tokens[one] == b"\n"]
         self._lines: Ids = np.array(lines, np.int64)
         self._special: tuple[int, ...] = ()
@@ -157,12 +164,12 @@ class Completer:
             if time_limit_s is not None and time.thread_time() - began > time_limit_s:
                 raise TimeoutError
             # A quote that did not close free text says that it is no string of JSON.
-            closes = not (kinds and kinds[-1] >= IN_TEXT)
+            closes = not (kinds and IN_TEXT <= kinds[-1] < ONE_BYTE)
             candidates = list(self._candidates(state, closes))
             if not candidates or len(tokens) - candidates[0][0] > limit:
                 return None
-            fresh = (one for one in candidates if one[0] not in tired)
-            kind, token = next(fresh, candidates[0])
+            fresh = next((one for one in candidates if one[0] not in tired), None)
+            kind, token = fresh or self._another(state, tired) or candidates[0]
             if not state.consume_token(token):
                 return None
             tokens.append(token)
@@ -195,6 +202,18 @@ class Completer:
                 if len(found):
                     yield kind, int(found[0])
                     break
+
+    def _another(self, matcher: Any, tired: Collection[int]) -> tuple[int, int] | None:
+        """Where every kind has been tried in vain: a byte behind which nothing is missing, or one
+        that is not tired. What ends `x+y` is no syntax, and need not be what is allowed first."""
+        words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        ids = np.array(list(self._single.values()), np.int64)
+        allowed = dict(zip(self._single, _allowed(words, ids).tolist(), strict=True))
+        single = [(ONE_BYTE + byte, self._single[byte]) for byte in self._single if allowed[byte]]
+        for one in single:
+            if self.ends_with(matcher, [one[1]]):
+                return one
+        return next((one for one in single if one[0] not in tired), None)
 
     def _text_end(self, matcher: Any, is_free: bool) -> Iterator[tuple[int, int]]:
         """The first token of what is missing of a text's end, which may have begun."""
