@@ -233,8 +233,12 @@ def _check_tokens(lark: str, vocab_size: int) -> None:
 
 
 def _raise_error(matcher: Any) -> None:
-    if not matcher.is_error():
-        return
+    if matcher.is_error():
+        raise GrammarError(reason_of(matcher))
+
+
+def reason_of(matcher: Any) -> str:
+    """What a matcher's error says, for people."""
     reason = str(matcher.get_error()).replace("<non-verbose/>", "").strip()
     if "failed to compile JSON schema" in reason:
         # The lines that follow show the whole schema, but for one that may name what is wrong.
@@ -243,9 +247,7 @@ def _raise_error(matcher: Any) -> None:
         reason = " ".join([first, *named[:1]])
     if reason.startswith("NoExtension"):
         reason = "no text fits it"
-    if len(reason) > REASON_CHARACTERS:
-        reason = f"{reason[:REASON_CHARACTERS]}…"
-    raise GrammarError(reason)
+    return f"{reason[:REASON_CHARACTERS]}…" if len(reason) > REASON_CHARACTERS else reason
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:

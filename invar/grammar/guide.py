@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from invar._native import publish_mask
-from invar.grammar.compiler import CompiledGrammar, GrammarVocabulary
+from invar.grammar.compiler import CompiledGrammar, GrammarVocabulary, reason_of
 from invar.grammar.thoughts import BLANK, Phase, Rules, Thinking, Thoughts
 
 Mask = npt.NDArray[np.uint32]
@@ -143,7 +143,7 @@ class Guide:
             else:
                 self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
                 if self._matcher.is_error():
-                    self.error = str(self._matcher.get_error())
+                    self.error = reason_of(self._matcher)
                 elif place is not None:
                     place.keep(words)
             for token in self._beside():
@@ -248,7 +248,7 @@ class Guide:
         if looks:
             matcher = matcher.deep_copy()
         if not matcher.consume_token(token):
-            self.error = str(matcher.get_error()) or f"token {token} does not fit the grammar"
+            self.error = reason_of(matcher) or f"token {token} does not fit the grammar"
             return None
         guess = self._guess(token)
         end: Sequence[int] | None = guess

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -37,3 +38,14 @@ def test_an_answer_ends_within_its_limit(regex: str, seed: int) -> None:
         assert guide.error is None
     assert len(answer) <= limit
     assert re.fullmatch(regex, text_of([one for one in answer if one != EOS]))
+
+
+def test_what_nothing_fits_later_on_says_so() -> None:
+    """Its first token is possible, so that this shows only where the answer gets there."""
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    lark = f"start: /[ab]/ value\nvalue: %json {json.dumps(schema)}"
+    grammar = compiler().check(StructuredOutputs(grammar=lark).normalised())
+    guide = Guide(grammar, len(TOKENS), max_tokens=9)
+    guide.take(TOKENS.index(b"a"))
+    guide.write_mask()
+    assert guide.error == "no text fits it"
