@@ -22,16 +22,13 @@ const Kernels kPortable{"portable", &portable::linear_kernels, &portable::row_ke
 #if defined(INVAR_X86)
 const Kernels kAvx2{"avx2", &avx2::linear_kernels, &avx2::row_kernels, avx2::attention_kernels,
                     &avx2::sampling_kernels};
+const Kernels kAvx512{"avx512", &avx512::linear_kernels, &avx512::row_kernels,
+                      avx512::attention_kernels, &avx512::sampling_kernels};
 
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("f16c");
 }
-#endif
-
-#if defined(INVAR_AVX512)
-const Kernels kAvx512{"avx512", &avx512::linear_kernels, &avx512::row_kernels,
-                      avx512::attention_kernels, &avx512::sampling_kernels};
 
 bool has_avx512() {
 #if defined(INVAR_EMULATED)  // INVAR_EMULATE_AVX512: the kernels need no such CPU
@@ -45,10 +42,8 @@ bool has_avx512() {
 
 std::vector<const Kernels*> available_tables() {
   std::vector<const Kernels*> tables;
-#if defined(INVAR_AVX512)
-  if (has_avx512()) tables.push_back(&kAvx512);
-#endif
 #if defined(INVAR_X86)
+  if (has_avx512()) tables.push_back(&kAvx512);
   if (has_avx2()) tables.push_back(&kAvx2);
 #endif
   tables.push_back(&kPortable);
