@@ -17,9 +17,10 @@ INVAR_INLINE void put_half_of(float x, uint8_t* p) {
 }
 
 // The value of greatest magnitude, the first of equal ones.
+template <int N>
 INVAR_INLINE float extreme_of(const float* x) {
   float extreme = x[0];
-  for (int i = 1; i < 32; i++)
+  for (int i = 1; i < N; i++)
     if (__builtin_fabsf(x[i]) > __builtin_fabsf(extreme)) extreme = x[i];
   return extreme;
 }
@@ -52,7 +53,7 @@ INVAR_INLINE void put_codes(const float* x, float inverse, float offset, float a
 template <int kBits>  // q4_0, q5_0
 INVAR_INLINE void encode_signed(const float* x, uint8_t* block) {
   constexpr int half = 1 << (kBits - 1);
-  const float scale = extreme_of(x) / -(float)half;
+  const float scale = extreme_of<32>(x) / -(float)half;
   put_half_of(scale, block);
   put_codes(x, inverse_of(scale), 0, (float)half + 0.5f, 2 * half - 1, kBits == 5 ? block + 2 : 0,
             block + (kBits == 5 ? 6 : 2));

@@ -240,9 +240,7 @@ struct Iq4Value {
 template <int N, class ValueOf>
 INVAR_NOINLINE float fit_signed(const Part<N>& part, const float* x, float outer, float step,
                                 int reach, const ValueOf& value_of) {
-  float extreme = x[0];
-  for (int i = 1; i < N; i++)
-    if (__builtin_fabsf(x[i]) > __builtin_fabsf(extreme)) extreme = x[i];
+  const float extreme = extreme_of<N>(x);
   if (extreme == 0) return 0;
   float best = extreme / outer, best_gain = -1;
   for (int c = -reach; c <= reach; c++) {
@@ -282,21 +280,19 @@ struct SignedBlock {
   template <class ValueOf>
   SignedBlock(const float* x, float outer, float step, int reach, const ValueOf& value_of,
               float lowest_scale, uint8_t* stored_d) {
-    float extreme = 0;
     for (int p = 0; p < 256 / N; p++) {
       const Part<N> part(x + p * N);
       scales[p] = fit_signed<N>(part, x + p * N, outer, step, reach, value_of);
-      if (__builtin_fabsf(scales[p]) > __builtin_fabsf(extreme)) extreme = scales[p];
     }
-    d = stored_half(extreme / lowest_scale, stored_d);
+    d = stored_half(extreme_of<256 / N>(scales) / lowest_scale, stored_d);
     const Whole whole{lowest_scale};
     for (int p = 0; p < 256 / N; p++) {
       const Part<N> part(x + p * N);
       const float s = whole.code(scales[p] * inverse_of(d));
       float least = error_signed(part, d * s, value_of);
       scales[p] = s;
-      for (float near = s - 1; near <= s + 1; near++) {  // the one, of those next to it, that errs
-        if (near < lowest_scale || near > -lowest_scale - 1) continue;  // least
+      for (float near = s - 1; near <= s + 1; near++) {  // the one next to it that errs least
+        if (near < lowest_scale || near > -lowest_scale - 1) continue;
         const float error = error_signed(part, d * near, value_of);
         if (error < least) least = error, scales[p] = near;
       }
@@ -348,63 +344,6 @@ static void encode_iq4_xs(const float* x, uint8_t* block) {
   memcpy(block + 2, &high, 2);
   put_nibbles<1>(six_bits, block + 4, 8);
   put_nibbles<16>(codes, block + 8, 256);
-}
-
-// ------------------------------------------------------------------------------- every format
-
-template <void (*encode)(const float* x, uint8_t* block)>
-static void encode_blocks(WeightFormat format, const float* x, int64_t k, uint8_t* row) {
-  const GgmlBlock block = ggml_block(format);
-  for (int64_t b = 0; b < k / block.k; b++) encode(x + b * block.k, row + b * block.bytes);
-}
-
-static bool encode_row(WeightFormat format, const float* x, int64_t k, uint8_t* row) {
-  switch (format) {
-    case WeightFormat::q4_0:
-      encode_blocks<encode_signed<4>>(format, x, k, row);
-      return true;
-    case WeightFormat::q4_1:
-      encode_blocks<encode_with_minimum<4>>(format, x, k, row);
-      return true;
-    case WeightFormat::q5_0:
-      encode_blocks<encode_signed<5>>(format, x, k, row);
-      return true;
-    case WeightFormat::q5_1:
-      encode_blocks<encode_with_minimum<5>>(format, x, k, row);
-      return true;
-    case WeightFormat::q8_0:
-      encode_blocks<encode_q8_0>(format, x, k, row);
-      return true;
-    case WeightFormat::q2_k:
-      encode_blocks<encode_q2_k>(format, x, k, row);
-      return true;
-    case WeightFormat::q3_k:
-      encode_blocks<encode_q3_k>(format, x, k, row);
-      return true;
-    case WeightFormat::q4_k:
-      encode_blocks<encode_q4_k>(format, x, k, row);
-      return true;
-    case WeightFormat::q5_k:
-      encode_blocks<encode_q5_k>(format, x, k, row);
-      return true;
-    case WeightFormat::q6_k:
-      encode_blocks<encode_q6_k>(format, x, k, row);
-      return true;
-    case WeightFormat::iq4_nl:
-      encode_blocks<encode_iq4_nl>(format, x, k, row);
-      return true;
-    case WeightFormat::iq4_xs:
-      encode_blocks<encode_iq4_xs>(format, x, k, row);
-      return true;
-    case WeightFormat::int8:
-      encode_int8(x, k, row);
-      return true;
-    case WeightFormat::fp8:
-      encode_fp8(x, k, row);
-      return true;
-    default:
-      return false;
-  }
 }
 
 }  // namespace invar::INVAR_ISA

@@ -98,7 +98,7 @@ struct LinearKernels {
   // fp32 values of one GGML row (embedding lookup): exactly ggml's formula in fp32.
   void (*dequantize_row)(WeightFormat, const uint8_t* row, int64_t k, float* out);
   // A row of fp32 values, all finite, in a format that weights are brought to when a model is
-  // loaded (encode.h); false: there is no encoder for it.
+  // loaded (encode_row.h); false: there is no encoder for it.
   bool (*encode_row)(WeightFormat, const float* x, int64_t k, uint8_t* row);
   // Columns [first, first + count) of an activation row, from their fp32 values x[count]. Both are
   // whole blocks of the format; blocks know nothing of each other, so that a row quantised in

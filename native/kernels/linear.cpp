@@ -1,6 +1,6 @@
 // The table of linear kernels of one instruction set.
 #include "kernels/dequantize.h"
-#include "kernels/encode_k.h"
+#include "kernels/encode_row.h"
 #include "kernels/gemm_float.h"
 #include "kernels/gemm_int.h"
 #include "kernels/gemm_row.h"
