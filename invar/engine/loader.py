@@ -241,7 +241,7 @@ def page_store(config: EngineConfig, source: ModelFile, info: RunnerInfo) -> Pag
 
 def load_text(config: EngineConfig, text: ModelText) -> TextSide:
     tokenizer, defaults = load_tokenizer(config, text), sampling_defaults(config, text)
-    tokenizer.stop_token_ids |= defaults.eos_token_ids
+    tokenizer.stop_token_ids |= defaults.eos_token_ids  # for grammars too, not the door alone
     return TextSide(tokenizer, load_template(config, text), defaults)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -123,30 +124,31 @@ def quantized(
     wanted: str, made_as: str, graph: Graph, source: ModelSource, model: str
 ) -> ModelSource:
     """made_as: one of `MADE_AT_LOAD`."""
-    kind = MADE_AT_LOAD[made_as]
+    kind, type_of = MADE_AT_LOAD[made_as], body_types(made_as, graph, source)
+    head = mixtures.HEAD if made_as in mixtures.MIXTURES else HEAD
+    # A matrix that gives the logits too, such as a tied embedding, is the head: it comes last.
+    found = sorted(matrices(graph), key=lambda one: one[1])
     made: dict[str, QuantType] = {}
     left: list[str] = []
-    head = ""
-    for name, is_head in matrices(graph):
-        target = wanted_type(made_as, name, is_head, graph, source)
+    for name, is_head in found:
+        target = mixtures.fitting(
+            head if is_head else type_of(name), source.tensors[name].shape[-1]
+        )
         if target is None:
             left.append(name)
-        elif name not in made or is_head:
+        else:
             made[name] = target
-            if is_head and target is not kind:
-                head = f", the output matrix to {target.name}"
-    others = Counter(
-        made[name] for name, is_head in matrices(graph) if name in made and not is_head
-    )
-    others.pop(kind, None)
+    other = [(made[name], is_head) for name, is_head in found if made.get(name, kind) is not kind]
+    body = Counter(one for one, is_head in other if not is_head)
+    said = [f", the output matrix to {one.name}" for one, is_head in other if is_head]
+    said += [f", {count} to {one.name}" for one, count in sorted(body.items())]
     logger.warning(
-        "quantization=%s: %d matrices of %s are quantised to %s as they are loaded%s%s%s",
+        "quantization=%s: %d matrices of %s are quantised to %s as they are loaded%s%s",
         wanted,
         len(made),
         model,
         kind.name,
-        head,
-        "".join(f", {count} to {other.name}" for other, count in sorted(others.items())),
+        "".join(said),
         f"; {len(left)} stay as they are, their rows being no whole blocks: {left[0]} …"
         if left
         else "",
@@ -154,21 +156,18 @@ def quantized(
     return QuantizedSource(source, made)
 
 
-def wanted_type(
-    made_as: str, name: str, is_head: bool, graph: Graph, source: ModelSource
-) -> QuantType | None:
-    """Of one matrix; None where its rows are no whole blocks of it or of what stands in for it."""
-    columns = source.tensors[name].shape[-1]
+def body_types(made_as: str, graph: Graph, source: ModelSource) -> Callable[[str], QuantType]:
+    """What each matrix but the output becomes, rows of whole blocks given."""
     if made_as not in mixtures.MIXTURES:
-        return mixtures.fitting(HEAD if is_head else MADE_AT_LOAD[made_as], columns)
-    if is_head:
-        return mixtures.fitting(mixtures.HEAD, columns)
-    layers = len({other.split(".")[1] for other in source.tensors if other.startswith("blk.")})
+        return lambda name: MADE_AT_LOAD[made_as]
     attention = next((op for op in graph.ops if isinstance(op, Attention)), None)
-    experts = next((op.logits.width for op in graph.ops if isinstance(op, Route)), 0)
-    sharing = attention.q.width // attention.k.width if attention else 1
-    place = mixtures.Place.of(name, layers, sharing, experts)
-    return mixtures.fitting(mixtures.matrix_type(made_as, place), columns)
+    place_of = partial(
+        mixtures.Place.of,
+        layers=len({name.split(".")[1] for name in source.tensors if name.startswith("blk.")}),
+        sharing=attention.q.width // attention.k.width if attention else 1,
+        experts=next((op.logits.width for op in graph.ops if isinstance(op, Route)), 0),
+    )
+    return lambda name: mixtures.matrix_type(made_as, place_of(name))
 
 
 def matrices(graph: Graph) -> list[tuple[str, bool]]:

@@ -107,7 +107,10 @@ nb::ndarray<nb::numpy, uint8_t> encode_rows(nb::handle raw, int64_t k, const std
   auto out = new_array<uint8_t>({static_cast<size_t>(n), static_cast<size_t>(out_bytes)});
   uint8_t* data = out.data();
   std::atomic<int64_t> next{0};
-  std::atomic<bool> finite{true}, known{true};
+  // Scales of GGML's blocks are fp16, and a weight beyond its largest value may make one infinite.
+  const bool in_half = target != WeightFormat::int8 && target != WeightFormat::fp8;
+  const float most = in_half ? 65504.0f : std::numeric_limits<float>::max();
+  std::atomic<bool> finite{true}, fits{true}, known{true};
   {
     const nb::gil_scoped_release release;
     ThreadPool::instance().run(threads, [&](int) {
@@ -116,15 +119,17 @@ nb::ndarray<nb::numpy, uint8_t> encode_rows(nb::handle raw, int64_t k, const std
         for (int64_t r = first; r < std::min(n, first + kRows); ++r) {
           linear.dequantize_row(source, rows.data + r * bytes, k, values.data());
           for (const float value : values) {
-            if (!(std::fabs(value) <= std::numeric_limits<float>::max())) finite = false;
+            if (!std::isfinite(value)) finite = false;
+            if (std::fabs(value) > most) fits = false;
           }
-          if (!finite) return;
+          if (!finite || !fits) return;
           if (!linear.encode_row(target, values.data(), k, data + r * out_bytes)) known = false;
         }
       }
     });
   }
   if (!finite) throw std::invalid_argument("NaN or infinity among the weights");
+  if (!fits) throw std::invalid_argument("a weight beyond 65,504, where scales are fp16");
   if (!known) throw std::invalid_argument("there is no quantiser for " + to);
   return out;
 }

@@ -153,6 +153,17 @@ def test_a_mixture_is_that_of_llama_cpp() -> None:
         assert mixtures.fitting(wanted, tensor.shape[-1]) == tensor.type, name
 
 
+@pytest.mark.parametrize("kind", sorted(set(MADE_AT_LOAD.values())), ids=lambda kind: kind.name)
+def test_weights_that_scales_cannot_hold_are_refused(kind: QuantType) -> None:
+    values = np.ones((2, 512), np.float32)
+    values[1, 7] = 1e9
+    if kind in (QuantType.INT8, QuantType.FP8):  # whose scales are fp32
+        assert np.isfinite(dequantize(encoded(values, kind, ""), kind, values.shape)).all()
+    else:
+        with pytest.raises(ValueError, match="a weight beyond 65,504, where scales are fp16"):
+            encoded(values, kind, "")
+
+
 def test_a_mixture_says_what_it_makes(caplog: pytest.LogCaptureFixture) -> None:
     made = applied("Q4_K", float_model(layers=1))
     assert caplog.messages == [
