@@ -35,8 +35,8 @@ static int64_t workspace_bytes(int64_t vocab) {
 // ---------------------------------------------------------------- adjustments
 
 static bool penalised(const SampleRow& row) {
-  return row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
-         row.presence_penalty != 0.0f;
+  return row.history_len > 0 && (row.repetition_penalty != 1.0f || row.frequency_penalty != 0.0f ||
+                                 row.presence_penalty != 0.0f);
 }
 
 // Every distinct id of the history once: its count among the output ids sits in the low bits, the
@@ -73,17 +73,7 @@ static void apply_bias(const SampleRow& row, int64_t vocab, float* x) {
   }
 }
 
-static void apply_mask(const uint32_t* mask, int64_t vocab, float* x) {
-  for (int64_t start = 0; start < vocab; start += 32) {
-    const uint32_t word = mask[start / 32];
-    if (word == ~0u) continue;
-    const int64_t count = start + 32 < vocab ? 32 : vocab - start;
-    float* of_word = x + start;
-    for (int64_t i = 0; i < count; i++) of_word[i] = word >> i & 1 ? of_word[i] : -kInfinity;
-  }
-}
-
-// ---------------------------------------------------------------- greedy under a mask
+// ---------------------------------------------------------------- masks
 
 // The ids [start, start + 32) of a vocabulary that a mask allows, as bits.
 INVAR_INLINE uint32_t allowed_of(const uint32_t* mask, int64_t start, int64_t vocab) {
@@ -91,27 +81,44 @@ INVAR_INLINE uint32_t allowed_of(const uint32_t* mask, int64_t start, int64_t vo
   return start + 32 <= vocab ? word : word & ((1u << (vocab - start)) - 1);
 }
 
-// Each W of the ids [start, start + 32) with the logits of those that are allowed, else -infinity.
+// Up to W at a time of the ids [start, start + 32): use(id, how many, logits), -infinity where they
+// are not allowed.
 template <class Use>
-INVAR_INLINE void each_allowed(const Logits& raw, int64_t start, uint32_t allowed, const Use& use) {
+INVAR_INLINE void each_allowed(const float* x, int64_t vocab, int64_t start, uint32_t allowed,
+                               const Use& use) {
   alignas(64) static constexpr uint32_t kBits[16] = {
       1u,      1u << 1, 1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
       1u << 8, 1u << 9, 1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15};
-  for (int i = 0; i < 32 && start + i < raw.n; i += W) {
-    const VI bits = load_i(kBits);
-    const VM is_allowed = equal(bit_and(set1_i(int32_t(allowed >> i)), bits), bits);
-    const int lanes = raw.n - start - i < W ? int(raw.n - start - i) : W;
-    use(start + i, select(is_allowed, load_n(raw.x + start + i, lanes), set1(-kInfinity)));
+  const VI bits = load_i(kBits);
+  for (int64_t id = start; id < start + 32 && id < vocab; id += W) {
+    const VM is_allowed = equal(bit_and(set1_i(int32_t(allowed >> (id - start))), bits), bits);
+    const int lanes = vocab - id < W ? int(vocab - id) : W;
+    const VF logits = lanes == W ? load(x + id) : load_n(x + id, lanes);
+    use(id, lanes, select(is_allowed, logits, set1(-kInfinity)));
   }
 }
 
-// The first of the allowed ids with the greatest logit; -1 where all are -infinity. Nothing is
-// copied, and words of a mask that allow nothing are not looked at: most, under a tight one.
+static void apply_mask(const uint32_t* mask, int64_t vocab, float* x) {
+  for (int64_t start = 0; start < vocab; start += 32) {
+    const uint32_t allowed = allowed_of(mask, start, vocab);
+    if (allowed == ~0u) continue;
+    each_allowed(x, vocab, start, allowed, [&](int64_t id, int lanes, VF logits) {
+      if (lanes == W)
+        store(x + id, logits);
+      else
+        store_n(x + id, lanes, logits);
+    });
+  }
+}
+
+// For a greedy row that nothing but a mask changes: the first of the allowed ids with the greatest
+// logit; -1 where all are -infinity. Nothing is copied, and words of a mask that allow nothing are
+// not looked at: most, under a tight one.
 static int32_t first_allowed_maximum(const Logits& raw, const uint32_t* mask) {
   VF best = set1(-kInfinity);
   for (int64_t start = 0; start < raw.n; start += 32) {
     if (const uint32_t allowed = allowed_of(mask, start, raw.n))
-      each_allowed(raw, start, allowed, [&](int64_t, VF x) { best = max(best, x); });
+      each_allowed(raw.x, raw.n, start, allowed, [&](int64_t, int, VF x) { best = max(best, x); });
   }
   alignas(64) float lanes[W];
   store(lanes, best);
@@ -121,7 +128,7 @@ static int32_t first_allowed_maximum(const Logits& raw, const uint32_t* mask) {
   int64_t found = -1;
   for (int64_t start = 0; found < 0; start += 32) {
     if (const uint32_t allowed = allowed_of(mask, start, raw.n)) {
-      each_allowed(raw, start, allowed, [&](int64_t id, VF x) {
+      each_allowed(raw.x, raw.n, start, allowed, [&](int64_t id, int, VF x) {
         const uint32_t bits = mask_bits(equal(x, set1(highest)));
         if (found < 0 && bits != 0) found = id + __builtin_ctz(bits);
       });
@@ -157,16 +164,13 @@ static void report_top(const Logits& logits, int32_t count, double log_sum, Samp
 // ---------------------------------------------------------------- one row
 
 // Whether anything but a mask changes the logits.
-static bool is_adjusted(const SampleRow& row) {
-  return (penalised(row) && row.history_len > 0) || row.bias_len > 0;
-}
+static bool is_adjusted(const SampleRow& row) { return penalised(row) || row.bias_len > 0; }
 
 static Logits adjust(const Logits& raw, const SampleRow& row, SampleWork& work, bool& finite) {
   if (!is_adjusted(row) && row.mask == nullptr) return raw;
   work.used_adjusted = true;
   memcpy(work.adjusted, raw.x, size_t(raw.n) * 4);
-  if (penalised(row) && row.history_len > 0)
-    apply_penalties(row, raw.n, work.counts, work.adjusted);
+  if (penalised(row)) apply_penalties(row, raw.n, work.counts, work.adjusted);
   apply_bias(row, raw.n, work.adjusted);
   if (row.mask != nullptr) apply_mask(row.mask, raw.n, work.adjusted);
   const Extent extent = find_maxima(work.adjusted, raw.n, work.adjusted_maxima);
