@@ -23,8 +23,8 @@ MAX_TOKENS = 512  # of an end that is looked for
 BEAM = 4  # beginnings of ends that are kept, of each length
 BRANCHES = 4  # tokens that are tried after each
 MARKED = 1000  # kinds from here on are those of control tokens
-ONE_BYTE = 2000  # kinds from here on are those of single bytes
-IN_TEXT = 100  # kinds from here up to `MARKED` are those of tokens inside free text
+ONE_BYTE = 2000  # kinds from here on are those of tokens of one byte, each its own
+IN_TEXT = 100  # kinds from here on are those of tokens inside free text
 REPEATS = 4  # tokens of one kind in a row, before another kind is tried
 WINDOW = 4096  # tokens of the order that are looked at together
 
@@ -72,12 +72,7 @@ class Completer:
         self._inside = _groups(ids, tokens, INSIDE)
         free = [one for one in ids[: 2 * 256].tolist() if tokens[one] in FREE_TEXT]
         self._free: Ids = np.array(free, np.int64)
-        # Of each byte, by its value.
-        self._single = {
-            tokens[one][0]: one
-            for one in reversed(ids[: 2 * 256].tolist())
-            if len(tokens[one]) == 1
-        }
+        self._one_byte: Ids = ids[lengths[ids] == 1]
         lines = [one for one in ids[: 2 * 256].tolist() if tokens[one] == b"\n"]
         self._lines: Ids = np.array(lines, np.int64)
         self._special: tuple[int, ...] = ()
@@ -207,13 +202,12 @@ class Completer:
         """Where every kind has been tried in vain: a byte behind which nothing is missing, or one
         that is not tired. What ends `x+y` is no syntax, and need not be what is allowed first."""
         words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
-        ids = np.array(list(self._single.values()), np.int64)
-        allowed = dict(zip(self._single, _allowed(words, ids).tolist(), strict=True))
-        single = [(ONE_BYTE + byte, self._single[byte]) for byte in self._single if allowed[byte]]
-        for one in single:
-            if self.ends_with(matcher, [one[1]]):
-                return one
-        return next((one for one in single if one[0] not in tired), None)
+        allowed = self._one_byte[_allowed(words, self._one_byte)].tolist()
+        for token in allowed:
+            if self.ends_with(matcher, [token]):
+                return ONE_BYTE + token, token
+        fresh = ((ONE_BYTE + token, token) for token in allowed)
+        return next((one for one in fresh if one[0] not in tired), None)
 
     def _text_end(self, matcher: Any, is_free: bool) -> Iterator[tuple[int, int]]:
         """The first token of what is missing of a text's end, which may have begun."""
