@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from invar.api.keys import KeyRing
     from invar.api.response_store import KeptResponses
-    from invar.api.server import Server
+    from invar.api.server import ServedModel, Server
     from invar.cli.tls import Tls
     from invar.config import EngineConfig
     from invar.engine.loader import TextSide
@@ -163,13 +163,11 @@ def http_server(
 ) -> Server:
     """The state of an HTTP process: what it has of the model, and its way to the engine."""
     from invar.api.limits import Limits
-    from invar.api.server import ServedModel, Server
+    from invar.api.server import Server
     from invar.backends.runner import PAGE_TOKENS
-    from invar.engine.loader import door_of
     from invar.observe.access_log import AccessLog
     from invar.observe.metrics import Metrics
     from invar.serving.async_engine import AsyncEngine
-    from invar.text.reply_detection import model_replies
 
     metrics = Metrics(config.names[0])
     metrics.show_queue_limits(http.max_queued_requests, http.max_queued_tokens)
@@ -179,36 +177,9 @@ def http_server(
         dtype=config.kv_format,
         prefix_caching=config.enable_prefix_caching is not False,
     )
-    tokenizer, chat_template = text.tokenizer, text.chat_template
-    replies, notice = None, None
-    if chat_template is not None:
-        replies, notice = model_replies(
-            chat_template,
-            tokenizer,
-            tool_parser=http.tool_call_parser,
-            reasoning_parser=http.reasoning_parser,
-            thinking_budget=http.thinking_budget,
-        )
-    if notice is not None:
-        logger.warning("%s", notice)
     log = AccessLog(sys.stderr.fileno(), metrics.count_dropped_line) if http.access_log else None
     return Server(
-        ServedModel(
-            names=config.names,
-            tokenizer=tokenizer,
-            chat_template=chat_template,
-            replies=replies,
-            door=door_of(
-                config,
-                text,
-                vocab_size=facts.vocab_size,
-                max_model_len=facts.max_model_len,
-                kv_capacity_tokens=facts.kv_capacity_tokens,
-            ),
-            fingerprint=facts.fingerprint,
-            root=config.model,
-            defaults=text.defaults,
-        ),
+        served_model(config, facts, text, http),
         AsyncEngine(port, metrics),
         metrics,
         limits=Limits(
@@ -225,6 +196,43 @@ def http_server(
         open_metrics=http.open_metrics,
         access_log=log,
         traces=None if http.traces_url is None else traces(http.traces_url, config.names[0]),
+    )
+
+
+def served_model(
+    config: EngineConfig, facts: EngineFacts, text: TextSide, http: HttpOptions
+) -> ServedModel:
+    from invar.api.server import ServedModel
+    from invar.engine.loader import door_of
+    from invar.text.reply_detection import model_replies
+
+    tokenizer, chat_template = text.tokenizer, text.chat_template
+    replies, notice = None, None
+    if chat_template is not None:
+        replies, notice = model_replies(
+            chat_template,
+            tokenizer,
+            tool_parser=http.tool_call_parser,
+            reasoning_parser=http.reasoning_parser,
+            thinking_budget=http.thinking_budget,
+        )
+    if notice is not None:
+        logger.warning("%s", notice)
+    return ServedModel(
+        names=config.names,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        replies=replies,
+        door=door_of(
+            config,
+            text,
+            vocab_size=facts.vocab_size,
+            max_model_len=facts.max_model_len,
+            kv_capacity_tokens=facts.kv_capacity_tokens,
+        ),
+        fingerprint=facts.fingerprint,
+        root=config.model,
+        defaults=text.defaults,
     )
 
 
