@@ -3,11 +3,11 @@
     python bench/structured.py MODEL.gguf [--streams 32] [--tokens 48] [--runs 5]
         [--peers llama.cpp openvino-genai]
 
-Masks: rate and tail over walks through each schema; what they cost, by steps with and without in
-turn. Then tokens per second of all streams, greedy,
-plain, with the grammar drawn token by token, and with forced tokens in one step; of peers plain and
-with their grammar. Runs take turns A B C; figures are medians with their range, and what a grammar
-costs or gains is the median, run by run, of its rate over the plain one of that run.
+Masks: rate and tail over walks through each schema; what they cost, by steps of two engines in
+turn. Decode: tokens per second of all streams, greedy, plain, with the grammar drawn token by
+token, and with forced tokens in one step; of peers plain and with their grammar. Runs take turns
+A B C; figures are medians with their range, and what a grammar costs or gains is the median, run by
+run, of its rate over the plain one of that run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ import numpy as np
 import openvino_peer
 
 from invar import LLM, SamplingParams, StructuredOutputs
-from invar.engine.engine import Engine
 from invar.engine.request import EngineOutput
 from invar.grammar.guide import Guide
 
@@ -91,58 +89,18 @@ def masks(llm: LLM, name: str, count: int = 2000) -> str:
     )
 
 
-class Watch:
-    """Counts an engine's tokens from the step that brings the last stream its first one: what
-    prompts and the compiling of a grammar take is not in that rate."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._step = engine.step
-        engine.step = self._watched_step  # type: ignore[method-assign]
-        self.begin(0)
-
-    def begin(self, streams: int) -> None:
-        self._awaited = streams
-        self._seen: set[str] = set()
-        self._began = self._ended = 0.0
-        self._tokens = 0
-
-    def _watched_step(self) -> list[EngineOutput]:
-        outputs = self._step()
-        self._ended = time.perf_counter()
-        if len(self._seen) == self._awaited:
-            self._tokens += sum(len(output.token_ids) for output in outputs)
-        else:
-            self._seen.update(output.request_id for output in outputs)
-            self._began = self._ended
-        return outputs
-
-    @property
-    def rate(self) -> float:
-        return self._tokens / (self._ended - self._began)
-
-
-@dataclass(frozen=True)
-class Rates:
+def rate(llm: LLM, streams: int, tokens: int, form: StructuredOutputs | None, jumps: bool) -> float:
     """Tokens per second of all answers together, prompts computed before."""
-
-    whole: float  # from the requests to the last token
-    decode: float | None = None  # `Watch`
-
-
-def rates(
-    llm: LLM, watch: Watch, streams: int, tokens: int, form: StructuredOutputs | None, jumps: bool
-) -> Rates:
     llm.model.engine.guidance._jumps = jumps
     prompts = [PROMPT.format(index) for index in range(streams)]
     params = SamplingParams(
         temperature=0, max_tokens=tokens, ignore_eos=True, structured_outputs=form
     )
     llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
-    watch.begin(streams)
     began = time.perf_counter()
     answers = llm.generate(prompts, params, use_tqdm=False)
     took = time.perf_counter() - began
-    return Rates(sum(len(answer.outputs[0].token_ids) for answer in answers) / took, watch.rate)
+    return sum(len(answer.outputs[0].token_ids) for answer in answers) / took
 
 
 def step_cost(plain: LLM, guided: LLM, streams: int, tokens: int, form: StructuredOutputs) -> str:
@@ -193,11 +151,11 @@ def step_cost(plain: LLM, guided: LLM, streams: int, tokens: int, form: Structur
 Peer = llama_cpp.Server | openvino_peer.Peer
 
 
-def peer_rates(peer: Peer, prompts: list[list[int]], tokens: int, schema: Any) -> Rates:
+def peer_rate(peer: Peer, prompts: list[list[int]], tokens: int, schema: Any) -> float:
     peer.ask(prompts, 1)
     began = time.perf_counter()
     said = peer.ask(prompts, tokens, schema)
-    return Rates(sum(len(ids) for ids, _ in said) / (time.perf_counter() - began))
+    return sum(len(ids) for ids, _ in said) / (time.perf_counter() - began)
 
 
 def started(names: list[str], model: Path, threads: int, streams: int) -> dict[str, Peer]:
@@ -214,28 +172,21 @@ def spread(rates: list[float], digits: int = 1) -> str:
     return f"{statistics.median(rates):,.{digits}f} ({low:,.{digits}f} … {high:,.{digits}f})"
 
 
-def in_turn(kinds: dict[str, Callable[[], Rates]], runs: int) -> dict[str, list[Rates]]:
-    taken: dict[str, list[Rates]] = {kind: [] for kind in kinds}
+def in_turn(kinds: dict[str, Callable[[], float]], runs: int) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(runs):
         for kind, measured in kinds.items():
-            taken[kind].append(measured())
-    return taken
+            rates[kind].append(measured())
+    return rates
 
 
-def cells(figures: list[float], plain: list[float]) -> str:
-    ratios = [ours / bare for ours, bare in zip(figures, plain, strict=True)]
-    return f" {spread(figures)} | {spread(ratios, 2)} |"
-
-
-def table(name: str, taken: dict[str, list[Rates]]) -> str:
+def table(name: str, rates: dict[str, list[float]]) -> str:
     """`kinds` are named ENGINE, KIND; each is held against its engine's plain one."""
-    text = f"| {name} | tokens/s | of plain | decode alone | of plain |\n|---|---|---|---|---|\n"
-    for kind, figures in taken.items():
-        plain = taken[f"{kind.split(',')[0]}, plain"]
-        text += f"| {kind} |" + cells([one.whole for one in figures], [one.whole for one in plain])
-        decode = [one.decode for one in figures if one.decode]
-        text += cells(decode, [one.decode for one in plain if one.decode]) if decode else " | |"
-        text += "\n"
+    text = f"| {name} | tokens/s | of plain |\n|---|---|---|\n"
+    for kind, figures in rates.items():
+        plain = rates[f"{kind.split(',')[0]}, plain"]
+        ratios = [ours / bare for ours, bare in zip(figures, plain, strict=True)]
+        text += f"| {kind} | {spread(figures)} | {spread(ratios, 2)} |\n"
     return text
 
 
@@ -252,18 +203,18 @@ def main() -> None:
     peers = started(args.peers, args.model, args.threads, count)
     sizes = {"max_num_seqs": count, "max_model_len": 512}
     with LLM(str(args.model), **sizes) as llm, LLM(str(args.model), **sizes) as plain:
-        tokenizer, watch = llm.get_tokenizer(), Watch(llm.model.engine)
+        tokenizer = llm.get_tokenizer()
         prompts = [tokenizer.encode(PROMPT.format(index)).tolist() for index in range(count)]
         for name, schema in SCHEMAS.items():
             form = form_of(name)
-            kinds: dict[str, Callable[[], Rates]] = {
-                "Invar, plain": lambda: rates(llm, watch, count, tokens, None, False),
-                "Invar, drawn": lambda form=form: rates(llm, watch, count, tokens, form, False),
-                "Invar, jumping": lambda form=form: rates(llm, watch, count, tokens, form, True),
+            kinds: dict[str, Callable[[], float]] = {
+                "Invar, plain": lambda: rate(llm, count, tokens, None, False),
+                "Invar, drawn": lambda form=form: rate(llm, count, tokens, form, False),
+                "Invar, jumping": lambda form=form: rate(llm, count, tokens, form, True),
             }
             for engine, peer in peers.items():
                 for kind, asked in (("plain", None), ("grammar", schema)):
-                    kinds[f"{engine}, {kind}"] = lambda peer=peer, asked=asked: peer_rates(
+                    kinds[f"{engine}, {kind}"] = lambda peer=peer, asked=asked: peer_rate(
                         peer, prompts, tokens, asked
                     )
             print(f"{name}: {masks(llm, name)}")
