@@ -57,6 +57,17 @@ class Constraints:
         values[: len(self.bias_values)] = self.bias_values
         return ids, values
 
+    def allow_nothing(self, mask: np.ndarray, output: np.ndarray) -> bool:
+        """Whether all that a mask leaves is forbidden after `output`.
+
+        mask: as `SamplingBatch.masks` has them.
+        """
+        ids, values = self.bias(output)
+        banned = ids[np.isneginf(values)].astype(np.uint32)
+        words = mask[:-1].copy()
+        np.bitwise_and.at(words, banned // MASK_BITS, ~(np.uint32(1) << banned % MASK_BITS))
+        return not words.any()
+
     def _forbidden(self, output: np.ndarray) -> np.ndarray:
         """int32: what must not come now, though it may come later."""
         ids = [

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from invar.backends.runner import Runner, StepResult
+from invar.engine import failures
 from invar.engine.batch import BatchBuilder
+from invar.engine.failures import Failure
 from invar.engine.guidance import Guidance
 from invar.engine.kv import KVMemory
 from invar.engine.kv_use import KVUse, kv_use
@@ -31,8 +33,6 @@ from invar.grammar.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     from invar.engine.page_store import PageStore
-
-NOT_FINITE = "the model gave no usable logits for this request (NaN, or no token is allowed)"
 
 # Of those at work: about what whoever hears them has room for. Naming takes time in every step.
 MAX_NAMED = 4096
@@ -200,13 +200,13 @@ class Engine:
         """What ends before it runs; requests whose grammars are ready go to the scheduler."""
         outputs = list(self.finished_at_door.values())
         self.finished_at_door.clear()
-        for state, error in self.guidance.ready():
-            if error is None:
+        for state, failure in self.guidance.ready():
+            if failure is None:
                 state.ending = ending_of(state)
                 self.scheduler.add(state)
             else:
                 del self.states[state.request.id]
-                outputs.append(failure(state, error))
+                outputs.append(failure.of(state))
         return outputs
 
     def _check(self, request: EngineRequest) -> None:
@@ -277,16 +277,18 @@ class Engine:
         self, chunks: list[Chunk], result: StepResult | Exception
     ) -> list[EngineOutput]:
         if isinstance(result, Exception):
-            return [self._fail(chunk.state, f"the step failed: {result}") for chunk in chunks]
+            failure = Failure(f"the step failed: {result}")
+            return [self._fail(chunk.state, failure) for chunk in chunks]
         reader = StepReader(result)
         outputs = []
         for sequence, fault in result.faults.items():
-            note_fault(chunks[sequence].state, fault)
+            failures.note_fault(chunks[sequence].state, fault)
         for chunk in chunks:
             rows = reader.take_rows(chunk.num_logit_rows)
             if not reader.finite(rows):
-                self.num_corrupted += 1
-                outputs.append(self._fail(chunk.state, not_finite(chunk.state)))
+                failure = failures.of_row(chunk.state)
+                self.num_corrupted += not failure.refused
+                outputs.append(self._fail(chunk.state, failure))
             elif output := self._advance(chunk, rows, reader):
                 outputs.append(output)
         return outputs
@@ -300,8 +302,8 @@ class Engine:
         if chunk.samples and not self._draw(state, rows[-1], reader, logprobs):
             computed -= 1  # the last row is run again
         self.scheduler.advance(state, computed)
-        if state.guide is not None and state.guide.error is not None:
-            return self._fail(state, f"structured_outputs: {state.guide.error}")
+        if failure := failures.of_guide(state):
+            return self._fail(state, failure)
         return self._report(state, logprobs)
 
     def _book_scores(self, chunk: Chunk, rows: range, reader: StepReader) -> list[TokenLogprobs]:
@@ -368,9 +370,9 @@ class Engine:
         output.cached_tokens = state.num_cached_tokens
         output.timing = {"arrival": state.arrival_s, "first_scheduled": state.first_scheduled_s}
 
-    def _fail(self, state: RequestState, error: str) -> EngineOutput:
+    def _fail(self, state: RequestState, failure: Failure) -> EngineOutput:
         self._forget(state)
-        return failure(state, error)
+        return failure.of(state)
 
     def _forget(self, state: RequestState) -> None:
         del self.states[state.request.id]
@@ -379,23 +381,6 @@ class Engine:
     def _remove(self, state: RequestState) -> None:
         if self.guidance.compiling.pop(state.request.id, None) is None:
             self.scheduler.remove(state)
-
-
-def failure(state: RequestState, error: str) -> EngineOutput:
-    return EngineOutput(state.request.id, [], finish_reason=FinishReason.ERROR, error=error)
-
-
-def note_fault(state: RequestState, fault: str) -> None:
-    """Keeps the first one. A bad value may never reach the logits: it alone fails nobody."""
-    if state.fault is None:
-        state.fault = fault
-        logger.warning("request %s: %s", state.request.id, fault)
-
-
-def not_finite(state: RequestState) -> str:
-    if state.guide is not None and state.guide.error is not None:
-        return f"structured_outputs: {state.guide.error}"
-    return NOT_FINITE if state.fault is None else f"{NOT_FINITE}: {state.fault}"
 
 
 def ending_of(state: RequestState) -> tuple[FinishReason, int | None] | None:

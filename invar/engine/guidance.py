@@ -11,9 +11,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeAlias
 
+from invar.engine import failures
 from invar.engine.constraints import Constraints
+from invar.engine.failures import Failure
 from invar.engine.state import Chunk, RequestState
-from invar.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarVocabulary
+from invar.grammar.compiler import CompiledGrammar, GrammarCompiler, GrammarError, GrammarVocabulary
 from invar.grammar.guide import Guide, MaskWriter
 
 Compiling: TypeAlias = Future[CompiledGrammar] | Future[GrammarVocabulary]
@@ -42,20 +44,19 @@ class Guidance:
         )
         self.compiling[state.request.id] = state, compiling
 
-    def ready(self) -> Iterator[tuple[RequestState, str | None]]:
-        """Requests whose grammar is compiled; they have a guide, or there is an error."""
+    def ready(self) -> Iterator[tuple[RequestState, Failure | None]]:
+        """Requests whose grammar is compiled; they have a guide, or have failed."""
         for state, future in [one for one in self.compiling.values() if one[1].done()]:
             del self.compiling[state.request.id]
             error = future.exception()
             if error is None:
-                error_text = self._guide(state, future.result())
+                self._guide(state, future.result())
+                yield state, failures.of_guide(state)
             else:
-                error_text = f"structured_outputs: {error}"
-            yield state, error_text
+                refused = isinstance(error, GrammarError)
+                yield state, Failure(f"structured_outputs: {error}", refused)
 
-    def _guide(
-        self, state: RequestState, compiled: CompiledGrammar | GrammarVocabulary
-    ) -> str | None:
+    def _guide(self, state: RequestState, compiled: CompiledGrammar | GrammarVocabulary) -> None:
         request = state.request
         sampling = request.sampling
         # Whatever else bends a draw decides about forced tokens as about any other.
@@ -79,7 +80,6 @@ class Guidance:
         )
         state.append(guide.replay(state.output_token_ids.tolist()))
         guide.steered |= request.was_steered
-        return guide.error
 
     def write_masks(self, chunks: Sequence[Chunk]) -> None:
         """Has those written that the draws of a step look at; the step need not wait for it."""

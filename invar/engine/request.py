@@ -96,7 +96,7 @@ class EngineOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None  # the stop token id that fired
     error: str | None = None
-    steered: bool = False  # a token was replaced so that the answer ends before max_tokens
+    refused: bool = False  # the error is the request's own: it allows nothing further
     cached_tokens: int | None = None  # of the prompt, found computed; once, with the first token
     # arrival, first_scheduled (monotonic s), and preemptions so far of a request that had some
     timing: dict[str, float] = field(default_factory=dict)

@@ -8,12 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from invar.grammar.completion import CONTROL, MAX_TOKENS, Completer
+from invar.grammar.completion import CONTROL, MAX_TOKENS, Completer, DeadEnd
 from invar.grammar.shared_masks import SharedMasks
 from invar.grammar.structural_tag import Hints
 from invar.grammar.vocabulary import RawVocabulary, TokenSource
@@ -32,6 +32,7 @@ MAX_SYMBOLS = 30_000
 END_LIMIT_S = 2.0  # of a core, to look for a short end
 KEPT = 128  # grammars
 REASON_CHARACTERS = 400
+NO_TEXT = "no text fits it"
 
 T = TypeVar("T")
 
@@ -75,7 +76,9 @@ class CompiledGrammar:
 
     @cached_property
     def shortest(self) -> tuple[int, ...]:
-        found = self.completer.shortest(self.start)
+        found = None
+        with suppress(DeadEnd):
+            found = self.completer.shortest(self.start)
         return tuple(found) if found is not None else self.end or ()
 
 
@@ -150,8 +153,8 @@ class GrammarCompiler:
         start.compute_bitmask()  # of the first token: what no text fits shows here
         _raise_error(start)
         try:
-            end = completer.quick(start, MAX_TOKENS, END_LIMIT_S)
             branches = completer.branches(start, END_LIMIT_S)
+            end = _short_end(completer, start, bool(branches))
         except TimeoutError:
             raise GrammarError("its answers are too costly to follow") from None
         shortest = min([*branches, *([] if end is None else [end])], key=len, default=None)
@@ -225,6 +228,20 @@ def _settle(future: Future[T], make: Callable[[], T]) -> None:
         future.set_exception(error)
 
 
+def _short_end(completer: Completer, start: Any, has_others: bool) -> list[int] | None:
+    """has_others: there are texts that fit, whatever is found here. Raises GrammarError where none
+    does, TimeoutError."""
+    try:
+        return completer.quick(start, MAX_TOKENS, END_LIMIT_S)
+    except DeadEnd:
+        if has_others:
+            return None
+    try:
+        return completer.shortest(start)
+    except DeadEnd:
+        raise GrammarError(NO_TEXT) from None
+
+
 def _check_tokens(lark: str, vocab_size: int) -> None:
     """What the library says of a token that is not there is no answer."""
     for one in map(int, CONTROL.findall(lark)):
@@ -246,7 +263,7 @@ def reason_of(matcher: Any) -> str:
         named = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
         reason = " ".join([first, *named[:1]])
     if reason.startswith("NoExtension"):
-        reason = "no text fits it"
+        reason = NO_TEXT
     return f"{reason[:REASON_CHARACTERS]}…" if len(reason) > REASON_CHARACTERS else reason
 
 

@@ -11,6 +11,7 @@ import copy
 import re
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -57,6 +58,10 @@ CONTROL = re.compile(r"<\[(\d{1,9})\]>")  # a token in a rule of Lark
 # any other text is, or not at all. Real ends are tags.
 LONGEST_END, MOST_ENDS = 64, 16
 FREE_TEXT = (b"Q", b"#", b"~")  # no syntax has all of these at one place
+
+
+class DeadEnd(Exception):
+    """No token fits behind what was tried."""
 
 
 class Completer:
@@ -115,8 +120,10 @@ class Completer:
                 tokens += self._encode(one) if isinstance(one, str) else [one]
             matcher = start.deep_copy()
             if matcher.try_consume_tokens(tokens) == len(tokens):
-                rest = self.quick(matcher, MAX_TOKENS, max(0.0, deadline - time.thread_time()))
-                found += [] if rest is None else [[*tokens, *rest]]
+                left = max(0.0, deadline - time.thread_time())
+                with suppress(DeadEnd):
+                    rest = self.quick(matcher, MAX_TOKENS, left)
+                    found += [] if rest is None else [[*tokens, *rest]]
         return found
 
     def ends_with(self, matcher: Any, end: list[int]) -> bool:
@@ -124,7 +131,10 @@ class Completer:
         return bool(matcher.validate_tokens([*end, self.eos_id]) == len(end) + 1)
 
     def shortest(self, matcher: Any, limit: int = MAX_TOKENS) -> list[int] | None:
-        """From many beginnings at once. None: not found. The matcher stays as it is."""
+        """From many beginnings at once. None: none is so short. The matcher stays as it is.
+
+        Raises DeadEnd where each of them led to one.
+        """
         if _is_whole(matcher):
             return []
         beam: list[tuple[Any, list[int]]] = [(matcher, [])]
@@ -139,7 +149,7 @@ class Completer:
                         return [*tokens, token]
                     longer.append((after, [*tokens, token]))
             if not longer:
-                return None
+                raise DeadEnd
             beam = longer[:BEAM]
         return None
 
@@ -147,7 +157,8 @@ class Completer:
         self, matcher: Any, limit: int, time_limit_s: float | None = None
     ) -> list[int] | None:
         """The first end that is found, of at most `limit` tokens. What repeats itself gives way:
-        digits and letters may go on for ever. Raises TimeoutError after so much time of a core."""
+        digits and letters may go on for ever. Raises DeadEnd, and TimeoutError after so much time
+        of a core."""
         began = time.thread_time()
         state = matcher.deep_copy()
         tokens: list[int] = []
@@ -161,12 +172,14 @@ class Completer:
             # A quote that did not close free text says that it is no string of JSON.
             closes = not (kinds and IN_TEXT <= kinds[-1] < ONE_BYTE)
             candidates = list(self._candidates(state, closes))
-            if not candidates or len(tokens) - candidates[0][0] > limit:
+            if not candidates:
+                raise DeadEnd
+            if len(tokens) - candidates[0][0] > limit:
                 return None
             fresh = next((one for one in candidates if one[0] not in tired), None)
             kind, token = fresh or self._another(state, tired) or candidates[0]
             if not state.consume_token(token):
-                return None
+                raise DeadEnd
             tokens.append(token)
             kinds.append(kind)
             if len(kinds) >= REPEATS and set(kinds[-REPEATS:]) == {kind}:

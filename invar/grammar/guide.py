@@ -17,6 +17,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy.typing as npt
 
 from invar._native import publish_mask
 from invar.grammar.compiler import CompiledGrammar, GrammarVocabulary, reason_of
+from invar.grammar.completion import DeadEnd
 from invar.grammar.thoughts import BLANK, Phase, Rules, Thinking, Thoughts
 
 Mask = npt.NDArray[np.uint32]
@@ -75,6 +77,7 @@ class Guide:
         self.finished = False  # the answer is whole and nothing can follow
         self.steered = False  # a token was replaced, or thoughts were ended, for want of room
         self.error: str | None = None
+        self.is_broken = False  # the error is not the grammar's but of the code that follows it
         end = None if grammar is None else grammar.end
         closing = 0
         if thoughts is not None:
@@ -151,7 +154,7 @@ class Guide:
             if self._allowed is not None:
                 words &= self._allowed[:-1]
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error, self.is_broken = f"{type(error).__name__}: {error}", True
         if self.error is not None:
             words[:] = 0  # llguidance would allow an end here, as if the answer were whole
         publish_mask(self._written)
@@ -285,8 +288,10 @@ class Guide:
         completer = self._grammar.completer
         if len(guess) <= room and completer.ends_with(matcher, list(guess)):
             return tuple(guess)
-        end = completer.quick(matcher, room)
-        return None if end is None else tuple(end)
+        with suppress(DeadEnd):
+            end = completer.quick(matcher, room)
+            return None if end is None else tuple(end)
+        return None
 
     def _patience(self, taken: int = 0) -> int:
         """Tokens until room may be short, if each lengthens the end by all it can."""

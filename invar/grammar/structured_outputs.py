@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from invar.config import check_names
+from invar.grammar.finite_schemas import without_endless
 from invar.grammar.python_types import is_json, schema_of
 from invar.grammar.structural_tag import Hints, tag_grammar, terminal
 
@@ -159,7 +160,12 @@ class StructuredOutputs:
                 f"json: the schema has {len(text)} characters, at most {MAX_SCHEMA_CHARACTERS} "
                 f"are accepted"
             )
-        return f"%json {text}"
+        if '"$ref"' not in text:
+            return f"%json {text}"
+        finite = without_endless(schema)
+        if isinstance(finite, bool):
+            raise ValueError("json: no finite value fits the schema")
+        return f"%json {json.dumps({**finite, 'x-guidance': options}, ensure_ascii=False)}"
 
 
 def check_depth(schema: object) -> None:

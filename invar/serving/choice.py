@@ -101,6 +101,7 @@ class Choice:
             logprobs,
             output.prompt_logprobs,
             error=output.error,
+            refused=output.refused,
             cached_tokens=output.cached_tokens,
         )
         reason: int | str | None = output.stop_reason

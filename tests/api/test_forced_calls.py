@@ -120,6 +120,26 @@ def test_named_and_single(real: RealServer) -> None:
     assert {name for name, _ in calls(real, tool_choice=choice)} == {"now"}
 
 
+def test_a_call_that_cannot_be_written_is_a_400(real: RealServer) -> None:
+    endless = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    list_ = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+    within = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/a"}},
+        "required": ["x"],
+        "$defs": endless["$defs"],
+    }
+    for schema in (endless, list_, within):
+        tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+        answer = post(real, tools=[*TOOLS, tool], tool_choice="required")
+        assert answer.status_code == 400, schema
+    answer = post(real, tool_choice="required", allowed_token_ids=[3])
+    assert answer.status_code == 400
+    assert "no token is allowed" in answer.json()["error"]["message"]
+    assert calls(real, tool_choice=NOW)
+    real.settle()
+
+
 def test_at_the_limit_calls_are_closed(real: RealServer) -> None:
     refused = post(real, tool_choice=NAMED, max_tokens=5)
     assert refused.status_code == 400

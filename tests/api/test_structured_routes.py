@@ -305,3 +305,26 @@ def test_a_form_is_normalised_once(real: RealServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(StructuredOutputs, "normalised", counted)
     assert text_of(real, structured_outputs={"choice": ["once"]}) == "once"
     assert count == [1]
+
+
+DEAD_END = 'start: /[a-z]/ x | "9"\nx: x'
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"structured_outputs": {"grammar": DEAD_END}, "logit_bias": {}}, "no text fits it"),
+    ({"regex": "[0-9]+", "allowed_token_ids": [3]}, "no token is allowed"),
+    ({"guided_json": {"$ref": "#"}}, "no finite value fits"),
+    ({"guided_json": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}},
+     "no finite value fits"),
+])  # fmt: skip
+def test_what_allows_nothing_is_a_400(
+    real: RealServer, fields: dict[str, Any], reason: str
+) -> None:
+    """Also where it shows only when the answer gets there."""
+    error = refusal(real, **fields)
+    assert reason in error["message"]
+    assert error["type"] == "invalid_request_error"
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, **fields}
+    answer = real.http.post("/v1/chat/completions", json=body)
+    assert reason in answer.text
+    real.settle()

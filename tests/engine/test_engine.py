@@ -204,6 +204,7 @@ def test_a_row_that_is_not_finite_fails_its_request_alone() -> None:
     assert answers["bad"].finish_reason == "error"
     assert answers["good"] == alone(good)
     assert "NaN" in client.errors["bad"]
+    assert not any(output.refused for output in client.outputs)
 
 
 def test_a_batch_that_is_refused_fails_the_guilty_request_alone() -> None:

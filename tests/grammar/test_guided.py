@@ -235,3 +235,26 @@ def test_what_cannot_be_compiled_fails_alone() -> None:
     assert "structured_outputs" in client.errors["bad"]
     with pytest.raises(ValueError, match="compiles no grammars"):
         make_engine(runner_info()).add_request(guided("a", PERSON))
+
+
+def test_what_leaves_no_token_is_the_fault_of_its_request() -> None:
+    lark = StructuredOutputs(grammar='start: /[ab]/ x | "no"\nx: x')
+    ids = {name: TOKENS.index(name.encode()) for name in ("a", "b", "n", "no")}
+    choice = StructuredOutputs(choice=["no"])
+    client = Client(engine())
+    client.add(
+        request("plain", 8, 6),
+        guided("later on", lark, bias=((ids["a"], 99.0),)),
+        guided("allowed", choice, allowed_token_ids=(ids["a"], ids["b"])),
+        guided("banned", choice, bad_sequences=((ids["n"],), (ids["no"],))),
+        request("bad", 8, 6, grammar="{}"),
+        request("both", 8, 6, allowed_token_ids=(5,), bias=((5, -np.inf),)),
+    )
+    answers = client.drain()
+    refused = {one.request_id: one.refused for one in client.outputs if one.error is not None}
+    assert refused.pop("bad") is False  # not a grammar at all, which the door never lets through
+    assert refused == dict.fromkeys(("later on", "allowed", "banned", "both"), True)
+    assert "no text fits it" in client.errors["later on"]
+    assert all("no token is allowed" in client.errors[one] for one in ("allowed", "banned", "both"))
+    assert answers["plain"].finish_reason == "length"
+    assert client.engine.num_corrupted == 0

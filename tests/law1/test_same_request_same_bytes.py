@@ -18,7 +18,7 @@ from engine.scripted_runner import Answer
 from golden.tiny_models import TINY_MODELS
 
 from invar import _native
-from invar.engine.engine import NOT_FINITE
+from invar.engine.failures import NOT_FINITE
 from law1.workload import (
     REAL_MODELS,
     Setting,
