@@ -146,7 +146,7 @@ struct FormatI8Z : Block32<RecordI8Z> {
 template <class R, int group, int sums>
 struct Block256 {
   using Record = R;
-  static constexpr int kGroup = group, kSums = sums, kGroupBytes = R::group_bytes;
+  static constexpr int kGroup = group, kSums = sums, kGroupBytes = R::group_bytes, kMinPairs = 0;
   static constexpr bool kWide = false;
   INVAR_INLINE VF scale(const uint8_t* record, int column) {
     return load_f16(record + R::scale + 2 * column);

@@ -19,7 +19,7 @@
 
 #include <type_traits>
 
-#include "kernels/formats.h"
+#include "kernels/gemm_sums.h"
 
 namespace invar::INVAR_ISA {
 
@@ -46,126 +46,6 @@ constexpr int kWidenHighBits = 5, kWidenWide = 3, kWidenNibbles = 8;
 constexpr int kPackedRows = 4, kWideRows = 4, kTileVectors = 1;
 constexpr int kWidenHighBits = 7, kWidenWide = 7, kWidenNibbles = 7;
 #endif
-
-// ---------------------------------------------------------------- activations and sums
-
-// Where a slab's parts lie in an activation row.
-struct SlabOffsets {
-  int64_t codes, scales, starts, sums;
-};
-
-template <int R>
-struct Rows {
-  const uint8_t* p[R];
-  inline __attribute__((always_inline)) Rows(const uint8_t* first, int64_t stride) {
-    INVAR_UNROLL for (int r = 0; r < R; r++) p[r] = first + r * stride;
-  }
-};
-
-// Codes as they are packed, or widened to a byte each: [quad][column][place].
-template <class F, bool widened>
-INVAR_INLINE CodePair read_pair(const uint8_t* group, int h, int j, int vector) {
-  if constexpr (!widened) return F::pair(group, h, j, vector);
-  constexpr int kHalf = F::kGroup / 8;
-  const uint8_t* p = group + h * 2 * kHalf * kQuadBytes + vector * kVectorBytes;
-  return {load_b(p + j * kQuadBytes), load_b(p + (j + kHalf) * kQuadBytes)};
-}
-
-// sums[r][c] of sum h of a group of s8 codes.
-template <class F, bool widened, int R, int C>
-INVAR_INLINE void wide_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
-                            const Rows<R>& rows, int64_t codes, int64_t starts) {
-  constexpr int kHalf = F::kGroup / 8;
-  INVAR_UNROLL for (int r = 0; r < R; r++) {
-    VI start;
-    if constexpr (F::Record::k == 32) {
-      start = wide_start<128 / 8>(set1_pair(rows.p[r] + starts));
-    } else {
-      start = wide_start<128 / 32>(set1_pair(rows.p[r] + starts));
-      if constexpr (F::kGroup == 32)  // of two times 16 codes
-        start = start + wide_start<128 / 32>(set1_pair(rows.p[r] + starts + 4));
-    }
-    INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
-  }
-  INVAR_UNROLL for (int j = 0; j < 2 * kHalf; j++) {
-    // The two halves of a pair are unpacked apart, each right before its use: kept from the first
-    // to the second they would not fit in registers.
-    asm("" : "+r"(group));
-    WideCodes q[C];
-    INVAR_UNROLL for (int c = 0; c < C; c++) {
-      CodePair pair = read_pair<F, widened>(group, h, j % kHalf, vector + c);
-      q[c] = wide_codes(j < kHalf ? pair.low : pair.high);
-    }
-    INVAR_UNROLL for (int r = 0; r < R; r++) {
-      VI a = set1_pair(rows.p[r] + codes + 4 * j);
-      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = wide_step(sums[r][c], q[c], a);
-    }
-  }
-}
-
-// sums[r][c] of sum h of a group of codes below 64.
-template <class F, bool widened, int R, int C>
-INVAR_INLINE void narrow_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
-                              const Rows<R>& rows, int64_t codes, int64_t starts) {
-  constexpr int kHalf = F::kGroup / 8;
-  INVAR_UNROLL for (int r = 0; r < R; r++) {
-    VI start = zero_i();
-    if constexpr (F::kStarts > 0) start = narrow_start<F::kStarts>(set1_pair(rows.p[r] + starts));
-    INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = start;
-  }
-  INVAR_UNROLL for (int j = 0; j < kHalf; j++) {
-    if constexpr (R == 1 && F::kHighBits && !widened) {
-      // A lone row needs a code once: unpacked right before its use, with the high bits read again
-      // for every pair, it leaves registers to the sums (M = 1, 2 to 8 % faster on Zen 3). Larger
-      // tiles lose more by the loads than by what they put on the stack.
-      asm("" : "+r"(group));
-      const VI low = set1_pair(rows.p[0] + codes + 4 * j);
-      const VI high = set1_pair(rows.p[0] + codes + 4 * (j + kHalf));
-      INVAR_UNROLL for (int c = 0; c < C; c++) {
-        const CodePair q = read_pair<F, widened>(group, h, j, vector + c);
-        sums[0][c] = narrow_step(narrow_step(sums[0][c], q.low, low), q.high, high);
-      }
-      continue;
-    }
-    CodePair q[C];
-    INVAR_UNROLL for (int c = 0; c < C; c++) q[c] = read_pair<F, widened>(group, h, j, vector + c);
-    INVAR_UNROLL for (int r = 0; r < R; r++) {
-      VI a = set1_pair(rows.p[r] + codes + 4 * j);
-      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = narrow_step(sums[r][c], q[c].low, a);
-    }
-    INVAR_UNROLL for (int r = 0; r < R; r++) {
-      VI a = set1_pair(rows.p[r] + codes + 4 * (j + kHalf));
-      INVAR_UNROLL for (int c = 0; c < C; c++) sums[r][c] = narrow_step(sums[r][c], q[c].high, a);
-    }
-  }
-}
-
-// sums[r][c] of sum h of a group, before group_total / group_scaled.
-template <class F, bool widened, int R, int C>
-INVAR_INLINE void group_sums(VI (&sums)[R][C], const uint8_t* group, int h, int vector,
-                             const Rows<R>& rows, int64_t codes, int64_t starts) {
-  if constexpr (F::kWide) {
-    wide_sums<F, widened>(sums, group, h, vector, rows, codes, starts);
-  } else {
-    narrow_sums<F, widened>(sums, group, h, vector, rows, codes, starts);
-  }
-}
-template <class F>
-INVAR_INLINE VI group_total(VI sum) {
-  if constexpr (F::kWide) return sum;
-  return narrow_total(sum);
-}
-template <class F>
-INVAR_INLINE VI group_scaled(VI total, VI sum, VI scales) {
-  if constexpr (F::kWide) return wide_scaled(total, sum, scales);
-  return narrow_scaled(total, sum, scales);
-}
-
-INVAR_INLINE VF broadcast(const uint8_t* p) {
-  float x;
-  memcpy(&x, p, 4);
-  return set1(x);
-}
 
 // What is read next, on its way from DRAM while this is computed: more than the hardware prefetcher
 // asks for, spread so evenly that requests never queue up. A lone row asks kAheadBytes ahead of
@@ -242,52 +122,86 @@ INVAR_NOINLINE void tile_32(const uint8_t* record, const uint8_t* codes, int blo
   }
 }
 
-// Where the sums of a row's activation codes lie that minimums are multiplied by, int16 pairs: in
-// the row for minimums of 32 values; those of 16 are made from its start values, which are -32
-// times the two parts of each.
+// The sums of activation codes that minimums of 16 values are multiplied by, made from a row's
+// start values, which are -32 times the two parts of each: once for all columns of a panel. Those
+// for minimums of 32 are in the row.
 template <class F, int R>
-struct MinSums {
-  const uint8_t* p[R];
-  int16_t made[R][kSlabK / 16];
-  inline __attribute__((always_inline)) MinSums(const Rows<R>& rows, const SlabOffsets& at) {
-    for (int r = 0; r < R; r++) {
-      if constexpr (F::kMinPairs == 4) {
-        p[r] = rows.p[r] + at.sums;
-      } else {
+struct SumsOf16 {
+  int16_t of[R][kSlabK / 16];
+  inline __attribute__((always_inline)) SumsOf16(const Rows<R>& rows, int64_t starts) {
+    if constexpr (F::kMinPairs == 8) {
+      for (int r = 0; r < R; r++) {
         for (int g = 0; g < kSlabK / 16; g += W) {
-          VI sums = dot_pair(zero_i(), load_i(rows.p[r] + at.starts + 4 * g), set1_i(-1));
-          store_s16(made[r] + g, shift_right_signed<5>(sums));
+          VI sums = dot_pair(zero_i(), load_i(rows.p[r] + starts + 4 * g), set1_i(-1));
+          store_s16(of[r] + g, shift_right_signed<5>(sums));
         }
-        p[r] = (const uint8_t*)made[r];
       }
     }
   }
 };
 
-// Per column, the sum of minimum times sum of codes.
-template <class F, int R>
-INVAR_INLINE void min_totals(VI (&totals)[R], const uint8_t* record, int column,
-                             const MinSums<F, R>& sums) {
+// Scales and minimums of 16 values, nibbles, take so many operations to unpack that many rows have
+// it done once for all, like their codes (q2_k on Zen 3, M = 64: 53.5 to 60 % of the int8 peak).
+// Bytes do not: q3_k to q6_k became up to 3 % slower.
+template <class F>
+constexpr bool kWidenScales = F::kMinPairs == 8;
+
+struct WidenedScales {
+  alignas(64) int32_t scales[kSlabK / 16][kPanelColumns];     // as F::scales
+  alignas(64) int32_t min_pairs[kSlabK / 32][kPanelColumns];  // as F::min_pair
+};
+
+template <class F>
+INVAR_NOINLINE void widen_scales(const uint8_t* record, WidenedScales& out) {
+  for (int column = 0; column < kPanelColumns; column += W) {
+    for (int i = 0; i < kSlabK / F::kGroup; i++)
+      store_i(out.scales[i] + column, F::scales(record, i / F::kSums, i % F::kSums, column));
+    for (int p = 0; p < F::kMinPairs; p++)
+      store_i(out.min_pairs[p] + column, F::min_pair(record, p, column));
+  }
+}
+
+template <class F, bool widened>
+INVAR_INLINE VI read_scales(const uint8_t* record, const WidenedScales& unpacked, int g, int h,
+                            int column) {
+  if constexpr (widened && kWidenScales<F>)
+    return load_i(unpacked.scales[g * F::kSums + h] + column);
+  else
+    return F::scales(record, g, h, column);
+}
+template <class F, bool widened>
+INVAR_INLINE VI read_min_pair(const uint8_t* record, const WidenedScales& unpacked, int p,
+                              int column) {
+  if constexpr (widened && kWidenScales<F>)
+    return load_i(unpacked.min_pairs[p] + column);
+  else
+    return F::min_pair(record, p, column);
+}
+
+// Per column, the sum of minimum times sum of codes; sums: of each row, int16 pairs.
+template <class F, bool widened, int R>
+INVAR_INLINE void min_totals(VI (&totals)[R], const uint8_t* record, const WidenedScales& unpacked,
+                             int column, const uint8_t* const (&sums)[R]) {
   INVAR_UNROLL for (int r = 0; r < R; r++) totals[r] = zero_i();
   INVAR_UNROLL for (int p = 0; p < F::kMinPairs; p++) {
-    VI pair = F::min_pair(record, p, column);
+    VI pair = read_min_pair<F, widened>(record, unpacked, p, column);
     INVAR_UNROLL for (int r = 0; r < R; r++) totals[r] =
-        dot_pair(totals[r], pair, set1_pair(sums.p[r] + 4 * p));
+        dot_pair(totals[r], pair, set1_pair(sums[r] + 4 * p));
   }
 }
 
 // The K-quants: one record of 256.
 template <class F, bool widened, int R, int C>
-INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int vector,
-                             const uint8_t* act, int64_t act_stride, SlabOffsets at, float* out,
-                             int64_t out_stride, Ahead& ahead) {
+INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes,
+                             const WidenedScales& unpacked, int vector, const uint8_t* act,
+                             int64_t act_stride, SlabOffsets at, const SumsOf16<F, R>& sums_of_16,
+                             float* out, int64_t out_stride, Ahead& ahead) {
   using Record = typename F::Record;
   const Rows<R> rows(act, act_stride);
   VI totals[R][C];
   INVAR_UNROLL for (int r = 0; r < R; r++) {
     INVAR_UNROLL for (int c = 0; c < C; c++) totals[r][c] = zero_i();
   }
-  const SlabOffsets slab = at;
   constexpr int kGroups = kSlabK / (F::kGroup * F::kSums);
   for (int g = 0; g < kGroups; g++) {
     // In equal parts, header included: asking for the codes alone, a lone row of q4_k streamed
@@ -298,7 +212,7 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
       VI sums[R][C];
       group_sums<F, widened>(sums, codes, h, vector, rows, at.codes, at.starts);
       INVAR_UNROLL for (int c = 0; c < C; c++) {
-        VI scale = F::scales(record, g, h, (vector + c) * W);
+        VI scale = read_scales<F, widened>(record, unpacked, g, h, (vector + c) * W);
         INVAR_UNROLL for (int r = 0; r < R; r++) totals[r][c] =
             group_scaled<F>(totals[r][c], sums[r][c], scale);
       }
@@ -307,11 +221,13 @@ INVAR_NOINLINE void tile_256(const uint8_t* record, const uint8_t* codes, int ve
     codes += widened ? F::kSums * F::kGroup / 4 * kQuadBytes : F::kGroupBytes;
   }
   if constexpr (F::kMin) {
-    const MinSums<F, R> min_sums(rows, slab);
+    const uint8_t* min_sums[R];
+    INVAR_UNROLL for (int r = 0; r < R; r++) min_sums[r] =
+        F::kMinPairs == 8 ? (const uint8_t*)sums_of_16.of[r] : rows.p[r] + at.sums;
     INVAR_UNROLL for (int c = 0; c < C; c++) {
       const int column = (vector + c) * W;
       VI mins[R];
-      min_totals(mins, record, column, min_sums);
+      min_totals<F, widened>(mins, record, unpacked, column, min_sums);
       VF d = F::scale(record, column), dmin = F::min_scale(record, column);
       INVAR_UNROLL for (int r = 0; r < R; r++) {
         float* o = out + r * out_stride + column;
@@ -354,6 +270,7 @@ INVAR_NOINLINE void widen(const uint8_t* group, int groups, uint8_t* out) {
 struct Slab {
   const uint8_t* record;
   const uint8_t* widened;
+  const WidenedScales& scales;
   int blocks;
   const uint8_t* act;
   int64_t act_stride;
@@ -365,25 +282,24 @@ struct Slab {
   Ahead ahead;
 };
 
-template <class F, bool widened, int R, int C>
-INVAR_INLINE void tile(Slab& s, int row, int vector) {
-  const uint8_t* act = s.act + row * s.act_stride;
-  float* out = s.out + row * s.out_stride;
-  const uint8_t* codes = widened ? s.widened : s.record + F::Record::codes;
-  if constexpr (F::Record::k < 256)
-    tile_32<F, widened, R, C>(s.record, codes, s.blocks, vector, act, s.act_stride, s.at, out,
-                              s.out_stride, s.first, s.waiting, s.ahead);
-  else
-    tile_256<F, widened, R, C>(s.record, codes, vector, act, s.act_stride, s.at, out, s.out_stride,
-                               s.ahead);
-}
-
 // R rows of all columns. One row takes all vectors in one pass, to read the panel once and in
 // order.
 template <class F, bool widened, int R>
 INVAR_INLINE void row_tile(Slab& s, int row) {
   constexpr int C = R == 1 ? (kPanelVectors < 4 ? kPanelVectors : 4) : kTileVectors;
-  for (int v = 0; v < kPanelVectors; v += C) tile<F, widened, R, C>(s, row, v);
+  const uint8_t* act = s.act + row * s.act_stride;
+  float* out = s.out + row * s.out_stride;
+  const uint8_t* codes = widened ? s.widened : s.record + F::Record::codes;
+  if constexpr (F::Record::k < 256) {
+    for (int v = 0; v < kPanelVectors; v += C)
+      tile_32<F, widened, R, C>(s.record, codes, s.blocks, v, act, s.act_stride, s.at, out,
+                                s.out_stride, s.first, s.waiting, s.ahead);
+  } else {
+    const SumsOf16<F, R> sums_of_16(Rows<R>(act, s.act_stride), s.at.starts);
+    for (int v = 0; v < kPanelVectors; v += C)
+      tile_256<F, widened, R, C>(s.record, codes, s.scales, v, act, s.act_stride, s.at, sums_of_16,
+                                 out, s.out_stride, s.ahead);
+  }
 }
 
 // What is left after full tiles: by tiles of at most R rows.
@@ -429,6 +345,7 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
   const int tiles =
       (rows + kWideRows - 1) / kWideRows * (kPanelVectors / kTileVectors);  // of a slab, at least
   alignas(64) uint8_t widened[kSlabK * kPanelColumns];
+  WidenedScales scales;
   Waiting waiting;
   if constexpr (F::Record::k == 256) {
     for (int r = 0; r < rows; r++) memset(out + r * out_stride, 0, kPanelColumns * 4);
@@ -437,6 +354,7 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
     const int64_t left = (k - slab * kSlabK) / F::Record::k;
     Slab s{panel + slab * kSlabBytes,
            widened,
+           scales,
            kSlabK / F::Record::k,
            act,
            act_stride,
@@ -456,6 +374,9 @@ static void gemm_int(ActFormat act_format, const uint8_t* panel, int64_t k, cons
       if (rows > kWidenRows) {
         widen<F>(s.record + F::Record::codes, s.blocks * (F::Record::k / (F::kGroup * F::kSums)),
                  widened);
+        if constexpr (F::Record::k == 256) {
+          if constexpr (kWidenScales<F>) widen_scales<F>(s.record, scales);
+        }
         all_rows<F, true>(s, rows);
         continue;
       }
