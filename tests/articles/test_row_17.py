@@ -17,7 +17,7 @@ def test_starts() -> None:
     words = ("--model-path", TINY, "--kv-store", "off", "--response-store", "off", "--port", "0")
     words = (*words, "--tool-call-parser", "firefunction")
     with listening(sys.executable, "-m", LAUNCH, *words) as server:
-        body = {"prompt": [3, 4, 5], "max_tokens": 3}
+        body = {"prompt": [3, 4, 5], "max_tokens": 3, "ignore_eos": True}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 3
         assert server.end() == 0

@@ -36,7 +36,7 @@ def test_without_them_it_serves(tmp_path: Path) -> None:
     words = words_for(Path(TINY), tmp_path, "2048")
     with listening(sys.executable, "-m", MODULE, *words) as server:
         assert "2048 tokens a request, 256 requests together" in server.printed()
-        body = {"prompt": [3, 4, 5], "max_tokens": 3}
+        body = {"prompt": [3, 4, 5], "max_tokens": 3, "ignore_eos": True}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] == 3
         assert server.end() == 0
