@@ -294,7 +294,7 @@ class EngineProcess:
         self.page.note_look()
         code = self.process.poll()
         if code is not None:
-            return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+            return end_of(code)
         now = time.monotonic()
         if not self.ready and now - self._began > LOADING_LIMIT_S:
             return f"has not loaded within {LOADING_LIMIT_S:.0f} s"
@@ -352,11 +352,16 @@ def pause_after(crashes: int) -> float:
     return 0.0 if crashes < 2 else min(LONGEST_PAUSE_S, 2.0 ** (crashes - 2))
 
 
-def signal_name(number: int) -> str:
+def end_of(code: int) -> str:
+    """code: as `subprocess` has it, negative for a signal."""
+    if code >= 0:
+        return f"ended with code {code}"
+    if code == -signal.SIGBUS:
+        return "was killed by SIGBUS: a file that it has in memory was cut short, or a disk failed"
     try:
-        return signal.Signals(number).name
+        return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"signal {number}"
+        return f"was killed by signal {-code}"
 
 
 def python() -> list[str]:

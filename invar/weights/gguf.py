@@ -59,7 +59,7 @@ class GGUFFile(TypedGetters):
         """Bytes of a tensor as stored: a read-only view, `[rows, row_bytes]` if 2-D, else flat."""
         shard, location = self._place(name)
         info = location.info
-        shard.require_open(f"tensor {name}")
+        shard.require_whole(f"tensor {name}")
         view = np.frombuffer(shard.buffer, np.uint8, info.nbytes, location.start)
         return view.reshape(info.shape[0], -1) if len(info.shape) == 2 else view
 

@@ -98,7 +98,7 @@ class Shard(MappedFile):
             raise
 
     def value(self, key: str) -> Any:
-        self.require_open(f"key {key}")
+        self.require_whole(f"key {key}")
         return decode_value(self.buffer, self.entries[key], self.path.name, key)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class MappedFile:
-    """error: what is raised where the file is not there, cannot be read or is closed."""
+    """error: what is raised where the file is not there, is closed, shrunk or cannot be read."""
 
     def __init__(self, path: Path, error: type[ValueError]) -> None:
         self.path = path
@@ -18,9 +18,16 @@ class MappedFile:
         self.buffer = map_file(path, error)
         self.closed = False
 
-    def require_open(self, what: str) -> None:
+    def require_whole(self, what: str) -> None:
+        """Asked before each look into the mapping: what is no longer in the file cannot be read
+        from memory either, and the system kills whoever tries (SIGBUS)."""
         if self.closed:
             raise self.error(f"{self.path.name}: {what}: the file is closed; open it again")
+        if self.buffer.size() < len(self.buffer):
+            raise self.error(
+                f"{self.path.name}: {what}: the file had {len(self.buffer)} bytes when it was "
+                f"opened and has {self.buffer.size()} now; something else writes to it"
+            )
 
     def drop_from_page_cache(self) -> None:
         """Gives the file's pages back to the system; what is read later comes from the disk."""

@@ -73,7 +73,7 @@ class SafetensorsFile(MappedFile):
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """Bytes of a tensor as stored: a flat read-only view, aligned to its elements."""
         tensor = self.tensors[name]
-        self.require_open(f"tensor {name}")
+        self.require_whole(f"tensor {name}")
         view = np.frombuffer(self.buffer, np.uint8, tensor.nbytes, tensor.start)
         # Writers pad the header so that tensors are aligned; nothing obliges them to.
         element_bytes = max(1, BITS[tensor.dtype] // 8)

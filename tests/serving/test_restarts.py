@@ -274,6 +274,23 @@ def test_a_model_that_has_changed_is_not_gone_on_with(
     assert said in (heard.error or "")
 
 
+def test_a_model_file_that_is_cut_short_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("invar.serving.supervisor.pause_after", lambda crashes: 0.0)
+    model = tmp_path / "model.gguf"
+    shutil.copy(TINY, model)
+
+    async def body(engine: AsyncEngine, supervisor: Supervisor) -> Heard:
+        os.truncate(model, 4096)
+        return await hear(engine.submit([choice(0)]))
+
+    heard = with_engine(body, config=EngineConfig(model=str(model), num_threads=2))
+    assert heard.finish_reason is FinishReason.ERROR
+    assert "could not be loaded: model.gguf: " in (heard.error or "")
+    assert "was killed by SIGBUS: a file that it has in memory was cut short" in caplog.text
+
+
 def test_what_cannot_be_loaded_is_said_at_once() -> None:
     supervisor = Supervisor(EngineConfig(model=str(TINY), max_model_len=10**6))
     with pytest.raises(EngineStartError, match="max_model_len: 1000000 is beyond"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -225,3 +226,13 @@ def test_strings_are_stepped_over_and_decoded_within_their_bytes() -> None:
         _native.decode_strings(struct.pack("<Q", 1) + b"\xff", 0, 1)
     with pytest.raises(ValueError, match="pass the buffer"):
         _native.decode_strings(raw, 0, 5)
+
+
+def test_a_file_that_shrinks_is_not_read_any_further(written: Path) -> None:
+    with GGUFFile(written) as model:
+        size = written.stat().st_size
+        os.truncate(written, size - 64)
+        with pytest.raises(GGUFError, match=rf"tensor norm\.weight: the file had {size} bytes"):
+            model.raw("norm.weight")
+        with pytest.raises(GGUFError, match=r"key general\.architecture: the file had"):
+            model.metadata["general.architecture"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,13 @@ def test_a_tensor_is_aligned_to_its_elements_wherever_it_lies(opened: Any) -> No
     found = opened(safetensors_bytes(tensors)).raw("f")
     assert found.ctypes.data % 4 == 0
     np.testing.assert_array_equal(found.view(np.float32), VALUES["b"])
+
+
+def test_a_file_that_shrinks_is_not_read_any_further(opened: Any) -> None:
+    file = opened(safetensors_bytes(TENSORS))
+    os.truncate(file.path, 16)
+    with pytest.raises(SafetensorsError, match=r"x.safetensors: tensor a: the file had \d+ bytes"):
+        file.raw("a")
 
 
 def with_entry(**changes: Any) -> bytes:
