@@ -17,7 +17,7 @@ from invar.models.decoder import DecoderConfig, Place, attend, cache_groups, pro
 from invar.models.experts import expert_counts, mixture
 from invar.models.gemma2 import window
 from invar.models.hf import DECODER_KEYS, DECODER_NAMES, EXPERT_KEYS, Config, HFFamily
-from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource
+from invar.models.metadata import ArchitectureKeys, ConfigError, ModelSource, brief
 from invar.models.placed import Placed, every
 from invar.weights.hf_directory import CONFIG
 
@@ -29,7 +29,7 @@ UNIT = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # constants of `Activation.
 def gated_unit(config: Config) -> None:
     for name, value in UNIT.items():
         if config.get(name, value) != value:
-            raise ConfigError(f"{CONFIG}: {name} is {config[name]}, supported is {value}")
+            raise ConfigError(f"{CONFIG}: {name} is {brief(config[name])}, supported is {value}")
 
 
 EXPERTS = "model.layers.{}.mlp.experts"

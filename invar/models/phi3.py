@@ -28,7 +28,7 @@ def longrope(config: Config) -> Mapping[str, Any] | None:
     if scaling is None or scaling.get("long_factor") is None:
         return scaling
     kinds = {name: scaling[name] for name in ("rope_type", "type") if scaling.get(name)}
-    if not set(kinds.values()) <= {*OLDER_KINDS, "longrope"}:
+    if not all(kind in (*OLDER_KINDS, "longrope") for kind in kinds.values()):
         return scaling
     return {**scaling, **dict.fromkeys(kinds, "longrope")}
 

@@ -151,7 +151,7 @@ def scaled_rope(base: float, dim: int, scaling: Scaling | None) -> ScaledRope:
         return ScaledRope(default_frequencies(base, dim))
     kind = kind_of(scaling)
     if kind not in SCALINGS:
-        raise ConfigError(f"rope type {kind!r} is not known (known: {', '.join(SCALINGS)})")
+        raise ConfigError(f"rope type {brief(kind)!r} is not known (known: {', '.join(SCALINGS)})")
     make, required = SCALINGS[kind]
     missing = sorted(name for name in required if scaling.get(name) is None)
     if missing:
@@ -168,7 +168,7 @@ def kind_of(scaling: Scaling) -> str:
     """The kind stands under `rope_type`, in older files under `type`."""
     kinds = {str(scaling[key]) for key in ("rope_type", "type") if scaling.get(key) is not None}
     if len(kinds) != 1:
-        found = " and ".join(sorted(kinds)) or "none"
+        found = " and ".join(map(brief, sorted(kinds))) or "none"
         raise ConfigError(f"rope_scaling must name one kind under rope_type, found {found}")
     kind = kinds.pop()
     return ALIASES.get(kind, kind)

@@ -65,8 +65,9 @@ def from_merges(files: TextFiles) -> TextFiles:
     kind = BYTE_LEVEL.get(name)
     if kind is None:
         raise TokenizerError(
-            f"{CONFIG}: how {name or 'an unnamed tokenizer_class'} cuts text is not known (known: "
-            f"{', '.join(BYTE_LEVEL)}); save the tokenizer with `transformers`, which writes {FILE}"
+            f"{CONFIG}: how {name[:60] or 'an unnamed tokenizer_class'} cuts text is not known "
+            f"(known: {', '.join(BYTE_LEVEL)}); save the tokenizer with `transformers`, which "
+            f"writes {FILE}"
         )
     vocab, text = files[VOCAB], files[MERGES]
     wrong = next((t for t, i in vocab.items() if type(i) is not int or i < 0), None)

@@ -8,7 +8,6 @@ https://huggingface.co/docs/tokenizers/api/tokenizer
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -57,24 +56,25 @@ def library_encoder(tokenizer: Mapping[str, Any]) -> TextEncoder:
     # Imported here: the engine's process counts tokens and needs no library for that.
     import tokenizers
 
-    from invar.text.library_encoders import LibraryEncoder
+    from invar.text.library_encoders import LibraryEncoder, reason_of
 
     refuse_damaged_characters(tokenizer)
     try:
         return LibraryEncoder(tokenizers.Tokenizer.from_str(json.dumps(tokenizer)))
     except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"{FILE}: {error}") from error
+        raise TokenizerError(f"{FILE}: {reason_of(error)}") from None
 
 
 def refuse_damaged_characters(tokenizer: Mapping[str, Any]) -> None:
     for step in all_steps(tokenizer.get("normalizer")):
         if step.get("type") != "Precompiled":
             continue
-        try:
-            charsmap = base64.b64decode(str(step.get("precompiled_charsmap")))
-        except binascii.Error:
-            continue  # the library says so
-        if not is_charsmap(charsmap):
+        text = step.get("precompiled_charsmap")
+        try:  # the library panics
+            is_sound = isinstance(text, str) and is_charsmap(base64.b64decode(text, validate=True))
+        except ValueError:
+            is_sound = False
+        if not is_sound:
             raise TokenizerError(f"{FILE}: normalizer: precompiled_charsmap is damaged")
 
 
@@ -181,7 +181,10 @@ def vocabulary_ids(model: Mapping[str, Any]) -> dict[str, int]:
 
 def added_tokens(tokenizer: Mapping[str, Any]) -> list[AddedToken]:
     found = []
-    for entry in tokenizer.get("added_tokens") or []:
+    entries = tokenizer.get("added_tokens") or []
+    if not isinstance(entries, list):
+        raise TokenizerError(f"{FILE}: added_tokens must be a list")
+    for entry in entries:
         if not isinstance(entry, dict) or not is_id(entry.get("id")):
             raise TokenizerError(f"{FILE}: added token {str(entry)[:60]} has no id")
         if not isinstance(entry.get("content"), str) or not entry["content"]:
@@ -218,7 +221,8 @@ def all_steps(part: Any) -> Iterator[Mapping[str, Any]]:
         return
     yield part
     for name in ("decoders", "processors", "pretokenizers", "normalizers"):
-        for inner in part.get(name) or []:
+        members = part.get(name)
+        for inner in members if isinstance(members, list) else []:
             yield from all_steps(inner)
 
 

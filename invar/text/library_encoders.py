@@ -15,6 +15,8 @@ from invar.text.piece_merging import SPACE_MARK
 from invar.text.sentencepiece_model import is_charsmap
 from invar.text.vocabulary import TokenType, Vocabulary
 
+REASON_CHARACTERS = 200
+
 
 class LibraryEncoder:
     """Adapts a `tokenizers.Tokenizer` without added tokens."""
@@ -23,10 +25,21 @@ class LibraryEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, text: str) -> list[int]:
-        # The batch call is the only one that skips computing offsets.
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        try:
+            # The batch call is the only one that skips computing offsets.
+            [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        except (
+            Exception
+        ) as error:  # such as a character that has no token, and nothing stands for it
+            raise TokenizerError(f"the text cannot be encoded: {reason_of(error)}") from None
         ids: list[int] = encoding.ids
         return ids
+
+
+def reason_of(error: Exception) -> str:
+    """What the library says, which may show a whole value of a file."""
+    text = str(error)
+    return text if len(text) <= REASON_CHARACTERS else f"{text[:REASON_CHARACTERS]}…"
 
 
 def byte_level_encoder(vocabulary: Vocabulary) -> LibraryEncoder:

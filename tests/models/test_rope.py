@@ -17,6 +17,7 @@ from invar.graph.operations import ApplyRope, Rope, RopeStyle
 from invar.graph.passes import with_longest
 from invar.models.hf import context_length, rope_scaling
 from invar.models.metadata import ArchitectureKeys, ConfigError
+from invar.models.phi3 import longrope
 from invar.models.registry import build
 from invar.models.rope import FACTORS_TENSOR, LONG_TENSOR, SHORT_TENSOR, rope_of
 from invar.models.rope_scaling import SCALINGS as KINDS
@@ -397,3 +398,13 @@ def test_b58_two_factors_that_differ_are_refused() -> None:
 def test_missing_parameters_are_named() -> None:
     with pytest.raises(ConfigError, match="high_freq_factor, low_freq_factor, original_max"):
         scaled({"rope_type": "llama3", "factor": 8.0})
+
+
+@pytest.mark.parametrize("kind", ["x" * 1000, {"x" * 1000: 1}, [["x" * 1000]], 10**1000])
+def test_a_kind_that_is_none_is_named_in_brief(kind: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        scaled(longrope({"rope_scaling": {"rope_type": kind, "long_factor": [1.0]}}))
+    assert len(str(raised.value)) < 300
+    with pytest.raises(ConfigError, match="must name one kind") as raised:
+        scaled({"rope_type": kind, "type": "linear", "factor": 2.0})
+    assert len(str(raised.value)) < 300

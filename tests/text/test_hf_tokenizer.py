@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import pytest
 from golden import tiny_tokenizer
 from golden.tiny_tokenizer import hf_files, tokenizer_metadata
+from golden.tokenizer_forms import HERE
 
 from invar.text.chat_template import ChatTemplate
 from invar.text.errors import TokenizerError
 from invar.text.tokenizer import Tokenizer
+from invar.text.tokenizer_files import with_tokenizer
+from invar.weights.hf_directory import text_files
 
 TEXTS = (
     "",
@@ -184,3 +190,53 @@ def test_damaged_characters_are_refused_before_the_library_meets_them(
     files["tokenizer.json"]["normalizer"] = {"type": "Sequence", "normalizers": [damaged]}
     with pytest.raises(TokenizerError, match="normalizer: precompiled_charsmap is damaged"):
         Tokenizer.from_hf(files)
+
+
+# ------------------------------------------------------------------------- hostile files
+
+NONSENSE: list[Any] = [
+    None, True, 0, -1, 2**31, 10**30, 1.5, "", "x", "<s>", [], {}, [[]], [None], {"x": None},
+    {"type": "X"}, ["a", "b"], "a" * 10_000, {"type": "Sequence"}, {"Regex": "(a+)+$"},
+    {"type": "Sequence", "normalizers": [{}], "pretokenizers": 1},
+]  # fmt: skip
+FORMS = {
+    "byte level": hf_files,
+    **{
+        name: partial(lambda name: with_tokenizer(text_files(HERE / name)), name)
+        for name in ("gemma", "gpt2", "unigram", "normalized")
+    },
+}
+
+
+def places(value: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All of a document's inner places; of long lists and objects the first few."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, child in islice(inner, 4):
+        yield (*here, key)
+        if isinstance(child, dict | list):
+            yield from places(child, (*here, key))
+
+
+def put(document: Any, place: tuple[Any, ...], value: Any) -> Any:
+    if not place:
+        return value
+    changed = copy.copy(document)
+    changed[place[0]] = put(document[place[0]], place[1:], value)
+    return changed
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nonsense_anywhere_gives_a_tokenizer_or_one_short_error(form: str) -> None:
+    files, tried, longest = dict(FORMS[form]()), 0, ""
+    for name in {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} & set(files):
+        for place in places(files[name]):
+            for value in NONSENSE:
+                changed = {**files, name: put(files[name], place, value)}
+                tried += 1
+                try:
+                    tokenizer = Tokenizer.from_hf(changed)
+                    tokenizer.decode(tokenizer.encode("hello <s> wörld 12").tolist())
+                except TokenizerError as error:
+                    longest = max(longest, str(error), key=len)
+    assert len(longest) < 400, longest
+    assert tried > 200
