@@ -311,7 +311,7 @@ DEAD_END = 'start: /[a-z]/ x | "9"\nx: x'
 
 
 @pytest.mark.parametrize(("fields", "reason"), [
-    ({"structured_outputs": {"grammar": DEAD_END}, "logit_bias": {}}, "no text fits it"),
+    ({"structured_outputs": {"grammar": DEAD_END}, "seed": 3}, "no text fits it"),
     ({"regex": "[0-9]+", "allowed_token_ids": [3]}, "no token is allowed"),
     ({"guided_json": {"$ref": "#"}}, "no finite value fits"),
     ({"guided_json": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}},
