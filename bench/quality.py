@@ -23,6 +23,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import llama_cpp
@@ -38,7 +39,7 @@ from invar.weights.gguf_writer import GGUFWriter
 
 TEXT = Path(__file__).parent / "text" / "moby_dick.txt"
 WINDOW = 512  # llama-perplexity's default context
-STEP = 64  # rows that the head computes at a time, so that one step leaves all its logits
+STEP = 64  # rows that the head computes at a time: one step of so many leaves all its logits
 
 
 def dequantised(model: Path, target: Path) -> Path:
@@ -59,6 +60,7 @@ def dequantised(model: Path, target: Path) -> Path:
 
 
 def load(
+    rows: int,
     path: Path,
     kv_cache_dtype: str,
     tokenizer: Path | None = None,
@@ -71,7 +73,7 @@ def load(
             quantization=quantization,
             max_model_len=WINDOW + 1,
             max_num_seqs=1,
-            max_num_batched_tokens=STEP,
+            max_num_batched_tokens=rows,
             kv_cache_dtype=kv_cache_dtype,
         )
     )
@@ -207,15 +209,16 @@ def main() -> None:
     scratch = arguments.scratch or llama_cpp.cache_folder().parent.parent / "float32"
     copy = dequantised(arguments.model, scratch / f"{arguments.model.stem}.f32.gguf")
     formats = arguments.kv_cache_dtype.split(",")
-    reference = load(copy, "bf16" if formats == ["bf16"] else "fp16")
+    loaded = partial(load, STEP if arguments.kl else WINDOW)
+    reference = loaded(copy, "bf16" if formats == ["bf16"] else "fp16")
     models = {
-        "invar" if name == "bf16" else f"invar {name}": load(arguments.model, name)
+        "invar" if name == "bf16" else f"invar {name}": loaded(arguments.model, name)
         for name in formats
     }
     for path in arguments.checkpoints:
-        models[path.name] = load(path, formats[0], tokenizer=arguments.model)
+        models[path.name] = loaded(path, formats[0], tokenizer=arguments.model)
     for name in filter(None, (arguments.quantization or "").split(",")):
-        models[f"--quantization {name}"] = load(copy, formats[0], quantization=name)
+        models[f"--quantization {name}"] = loaded(copy, formats[0], quantization=name)
     text = TEXT.read_text(encoding="utf-8")
     report = measure(models, reference, text, arguments.tokens, arguments.kl)
     for model in (reference, *models.values()):

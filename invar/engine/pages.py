@@ -15,8 +15,6 @@ groups (later: models) can trade memory.
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import numpy.typing as npt
 
@@ -56,25 +54,28 @@ class PagePool(PageCounts):
 
         Raises AssertionError unless every page of the pool's slabs is in one place.
         """
-        name, per_slab = self.group.name, self.per_slab
-        free, slabs = self.free_pages(), self.held_slabs()
-        assert len(free) == self.num_free
-        free_of_slab = Counter(page // per_slab for page in free)
-        assert free_of_slab.keys() <= set(slabs), f"{name}: a free page of a slab not held"
-        assert max(free_of_slab.values(), default=0) < per_slab, f"{name}: a whole slab is held"
-        users = Counter(named)
-        assert [users[page] for page in range(len(self.users()))] == self.users(), (
-            f"{name}: users miscounted"
-        )
-        assert len(users) == self.num_used
+        name, asked = self.group.name, self.users()
+        free, tree, users = (_counts(one, asked) for one in (self.free_pages(), cached, named))
+        # Page by page of each slab: those that are held are each in one place, the others in none.
+        is_held = np.zeros(len(asked), bool).reshape(-1, self.per_slab)
+        is_held[self.held_slabs()] = True
+        assert np.count_nonzero(free) == self.num_free
+        assert not free[~is_held.ravel()].any(), f"{name}: a free page of a slab not held"
+        whole = free.reshape(is_held.shape).all(axis=1)
+        assert not whole.any(), f"{name}: a whole slab is held"
+        assert (users == asked).all(), f"{name}: users miscounted"
+        assert np.count_nonzero(users) == self.num_used
         assert len(named) == self.num_named
-        assert len(users.keys() | set(cached)) == self.num_owned
-        assert len({page // per_slab for page in users}) == self.num_used_slabs
-        assert len(set(cached)) == len(cached), f"{name}: a page in two nodes"
-        held = users.keys() - set(cached)
-        assert all(users[page] == 1 for page in held), f"{name}: a page of two requests"
-        expected = [
-            page for slab in slabs for page in range(slab * per_slab, (slab + 1) * per_slab)
-        ]
-        pages = sorted([*free, *cached, *held])
-        assert pages == sorted(expected), f"{name}: pages lost or doubled"
+        assert np.count_nonzero(users | tree) == self.num_owned
+        assert np.count_nonzero(users.reshape(is_held.shape).any(axis=1)) == self.num_used_slabs
+        assert tree.max(initial=0) <= 1, f"{name}: a page in two nodes"
+        alone = np.where(tree == 0, users, 0)
+        assert alone.max(initial=0) <= 1, f"{name}: a page of two requests"
+        assert (free + tree + alone == is_held.ravel()).all(), f"{name}: pages lost or doubled"
+
+
+def _counts(pages: npt.ArrayLike, like: PageIds) -> npt.NDArray[np.int64]:
+    """How often each page is named, for as many as `like` has."""
+    counts = np.bincount(np.asarray(pages, np.int32), minlength=len(like))
+    assert len(counts) == len(like), "a page beyond the arena"
+    return counts

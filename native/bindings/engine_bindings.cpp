@@ -1,7 +1,9 @@
 // Counts of pages: what the engine does once for each request over thousands of them.
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <span>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
@@ -13,6 +15,12 @@ namespace {
 std::span<const int32_t> page_ids(nb::handle pages) {
   const auto ids = view<const int32_t, 1>(pages, "pages");
   return {ids.data, static_cast<size_t>(ids.shape[0])};
+}
+
+nb::ndarray<nb::numpy, int32_t> copy_of(const std::vector<int32_t>& values) {
+  const auto out = new_array<int32_t>({values.size()});
+  std::copy(values.begin(), values.end(), out.data());
+  return out;
 }
 
 }  // namespace
@@ -59,8 +67,8 @@ void bind_engine(nb::module_& module) {
       .def_prop_ro("num_used", &PageCounts::num_used)
       .def_prop_ro("num_used_slabs", &PageCounts::num_used_slabs)
       .def_prop_ro("num_free", &PageCounts::num_free)
-      .def("users", &PageCounts::users)
-      .def("free_pages", &PageCounts::free_pages)
+      .def("users", [](const PageCounts& counts) { return copy_of(counts.users()); })
+      .def("free_pages", [](const PageCounts& counts) { return copy_of(counts.free_pages()); })
       .def("held_slabs", &PageCounts::held_slabs);
 }
 
