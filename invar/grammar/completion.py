@@ -193,29 +193,28 @@ class Completer:
         if forced:
             yield -len(forced), int(forced[0])  # a kind of its own: how many there are
             return
-        words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        allowed = _allowed(matcher)
         for place, token in enumerate(self._special):
-            if words[token >> 5] >> (token & 31) & 1:
+            if allowed[token]:
                 yield MARKED + place, token
-        is_free = bool(len(self._free)) and bool(_allowed(words, self._free).all())
+        is_free = bool(len(self._free)) and bool(allowed[self._free].all())
         # In strings of JSON, where line breaks are escaped, nothing but a quote is an end.
-        if self._ends and (not is_free or _allowed(words, self._lines).all()):
+        if self._ends and (not is_free or allowed[self._lines].all()):
             yield from self._text_end(matcher, is_free)
         inside = is_free and closes
         first = IN_TEXT if inside else 0
         for kind, ids in enumerate(self._inside if inside else self._outside, start=first):
             for start in range(0, len(ids), WINDOW):
-                found = ids[start : start + WINDOW]
-                found = found[_allowed(words, found)]
-                if len(found):
-                    yield kind, int(found[0])
+                found = allowed[ids[start : start + WINDOW]]
+                first_found = int(found.argmax())
+                if found[first_found]:
+                    yield kind, int(ids[start + first_found])
                     break
 
     def _another(self, matcher: Any, tired: Collection[int]) -> tuple[int, int] | None:
         """Where every kind has been tried in vain: a byte behind which nothing is missing, or one
         that is not tired. What ends `x+y` is no syntax, and need not be what is allowed first."""
-        words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
-        allowed = self._one_byte[_allowed(words, self._one_byte)].tolist()
+        allowed = self._one_byte[_allowed(matcher)[self._one_byte]].tolist()
         for token in allowed:
             if self.ends_with(matcher, [token]):
                 return ONE_BYTE + token, token
@@ -257,9 +256,10 @@ def _groups(ids: Ids, tokens: list[bytes], ranks: tuple[re.Pattern[bytes], ...])
     return [*(np.array(group, np.int64) for group in groups), others, others[::-1], ids[is_blank]]
 
 
-def _allowed(words: npt.NDArray[np.uint32], ids: Ids) -> npt.NDArray[np.bool_]:
-    allowed: npt.NDArray[np.bool_] = (words[ids >> 5] >> (ids & 31).astype(np.uint32)) & 1 == 1
-    return allowed
+def _allowed(matcher: Any) -> npt.NDArray[np.bool_]:
+    """By token."""
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return np.unpackbits(mask, bitorder="little").view(bool)
 
 
 def _is_whole(matcher: Any) -> bool:
