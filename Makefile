@@ -63,7 +63,7 @@ sanitize: $(VENV)/.dev
 	  --output-on-failure
 
 python-test: $(VENV)/.dev
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m 'not alone'
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m 'not alone'
 	$(BIN)/pytest -m alone
 
 format: $(VENV)/.dev

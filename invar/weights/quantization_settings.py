@@ -109,9 +109,9 @@ def settings_in(where: str, values: Any, unnamed: str | None = None) -> Quantiza
     method = values.get("quant_method", unnamed)
     if isinstance(values.get(INNER), Mapping):
         where, values = f"{where}: {INNER}", values[INNER]
-    if method in REFUSED:
+    if isinstance(method, str) and method in REFUSED:
         raise SafetensorsError(f"{where}: {method} is not supported: {REFUSED[method]}")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise SafetensorsError(
             f"{where}: quant_method {shown(method)} is not known (known: {', '.join(METHODS)})"
         )

@@ -132,6 +132,11 @@ def test_config_json_decides(tmp_path: Path) -> None:
             {"quantization_config": {"quant_method": "auto-round", "packing_format": "x"}},
             "packing_format x of auto-round is not supported",
         ),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": ["gptq"]}},
+            r"quant_method \['gptq'\] is not known",
+        ),
     ],
 )
 def test_what_is_said_wrongly_is_named_with_its_place(
