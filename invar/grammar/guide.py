@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,11 @@ GROWTH = 16  # tokens by which one may lengthen the shortest end, beside those o
 # Tokens that are appended at once. What is forced is told up to its end each time that it is asked
 # for: of a longer run (nobody's but `a{60000}`) tokens are drawn, to the same answer.
 LONGEST_RUN = 512
+SLOW_MASK_S = 0.005  # of a core; usual ones take 0.02 ms to 1 ms
 LOST = 8  # tokens until an end is looked for again where there was none
+
+
+MaskQueue: TypeAlias = "queue.SimpleQueue[Sequence[Guide] | None]"
 
 
 class Guide:
@@ -72,6 +77,7 @@ class Guide:
         self._written: Mask = np.zeros(-(-vocab_size // 32) + 1, np.uint32)
         self._words = self._written[:-1]
         self._address, self._num_bytes = self._words.ctypes.data, self._words.nbytes
+        self.is_slow = False  # its last mask took long
         self.mask_is_due = False  # it is not the mask of the next token, and nobody writes it
         self._drawn_anyway = 0  # tokens before it is looked at again what is forced
         self.finished = False  # the answer is whole and nothing can follow
@@ -352,19 +358,23 @@ def _without(stop_ids: Collection[int], vocab_size: int, allowed: Mask | None) -
 
 
 class MaskWriter:
-    """A thread that writes masks while steps run."""
+    """Writes masks while steps run: two threads, so that nobody waits behind a mask that takes
+    long. Which of them writes changes no mask."""
 
     def __init__(self) -> None:
-        self._guides: queue.SimpleQueue[Sequence[Guide] | None] = queue.SimpleQueue()
+        self._quick: MaskQueue = queue.SimpleQueue()
+        self._slow: MaskQueue = queue.SimpleQueue()
         self._written = threading.Event()
-        threading.Thread(target=self._run, name="masks", daemon=True).start()
+        for guides in (self._quick, self._slow):
+            threading.Thread(target=self._run, args=(guides,), name="masks", daemon=True).start()
 
     def write(self, guides: Sequence[Guide]) -> None:
         """Returns at once; each guide's mask is published when it is ready."""
         for guide in guides:
             guide.mask_is_due = False
-        if guides:
-            self._guides.put(guides)
+        for slow, waiting in ((False, self._quick), (True, self._slow)):
+            if found := [guide for guide in guides if guide.is_slow is slow]:
+                waiting.put(found)
 
     def wait(self, timeout_s: float) -> None:
         """Until something has been written since the last wait."""
@@ -372,10 +382,13 @@ class MaskWriter:
         self._written.clear()
 
     def close(self) -> None:
-        self._guides.put(None)
+        self._quick.put(None)
+        self._slow.put(None)
 
-    def _run(self) -> None:
-        while (guides := self._guides.get()) is not None:
+    def _run(self, waiting: MaskQueue) -> None:
+        while (guides := waiting.get()) is not None:
             for guide in guides:
+                began = time.thread_time()
                 guide.write_mask()
+                guide.is_slow = time.thread_time() - began > SLOW_MASK_S
                 self._written.set()

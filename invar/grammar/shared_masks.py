@@ -19,7 +19,7 @@ MASKS = 32  # of a grammar that are kept, the newest: 16 KB each for 128,000 tok
 
 class Place:
     """Where an answer is after certain tokens of its grammar. An engine's thread goes from place to
-    place, its `MaskWriter` reads and keeps masks."""
+    place, the threads of its `MaskWriter` read and keep masks."""
 
     __slots__ = ("_after", "_all", "mask")
 

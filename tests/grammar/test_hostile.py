@@ -12,10 +12,11 @@ import pytest
 from engine.helpers import Client
 
 from grammar.test_guided import alone, engine, guided
-from grammar.vocabulary import compiler, text_of
+from grammar.vocabulary import TOKENS, compiler, text_of
 from invar.grammar import compiler as compiling
 from invar.grammar import completion, guide
 from invar.grammar.compiler import CompiledGrammar, GrammarError, Lanes
+from invar.grammar.guide import Guide
 from invar.grammar.structured_outputs import StructuredOutputs
 
 OPTIONAL = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(8000)}}
@@ -175,3 +176,37 @@ def test_a_lane_is_free_again_when_no_thread_can_start(monkeypatch: pytest.Monke
             with pytest.raises(RuntimeError, match="start new thread"):
                 grammars.check(normalised({"choice": [f"choice {one}"]}))
     assert grammars.check(normalised({"choice": ["another"]}))
+
+
+def test_no_mask_waits_behind_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does once: a grammar's first mask says how long its others may take."""
+    honest, release, inside = Guide.write_mask, threading.Event(), threading.Event()
+
+    def write(one: Guide) -> None:
+        if one is costly and one.is_slow:
+            inside.set()
+            assert release.wait(60)
+        honest(one)
+        if one is costly:
+            busy_until = time.thread_time() + 2 * guide.SLOW_MASK_S
+            while time.thread_time() < busy_until:
+                pass
+
+    grammar = compiler().check(normalised({"regex": "[ab]{9}"}))
+    costly, quick = (Guide(grammar, len(TOKENS), max_tokens=20) for _ in range(2))
+    monkeypatch.setattr(Guide, "write_mask", write)
+    writer = guide.MaskWriter()
+    writer.write([costly])
+    while not costly.is_slow:
+        writer.wait(1)
+    writer.write([costly])
+    assert inside.wait(60)
+    quick._written[-1] = 0
+    writer.write([costly, quick])
+    deadline = time.monotonic() + 30
+    while not quick.is_ready and time.monotonic() < deadline:
+        writer.wait(1)
+    was_ready = quick.is_ready
+    release.set()
+    writer.close()
+    assert was_ready
