@@ -27,6 +27,7 @@ MARKED = 1000  # kinds from here on are those of control tokens
 ONE_BYTE = 2000  # kinds from here on are those of tokens of one byte, each its own
 IN_TEXT = 100  # kinds from here on are those of tokens inside free text
 REPEATS = 4  # tokens of one kind in a row, before another kind is tried
+LOOKS = 16  # in vain, for the letter that free text must end with
 WINDOW = 4096  # tokens of the order that are looked at together
 
 Ids = npt.NDArray[np.int64]
@@ -75,11 +76,12 @@ class Completer:
         ids: Ids = by_length[np.count_nonzero(lengths == 0) :]
         self._outside = _groups(ids, tokens, OUTSIDE)
         self._inside = _groups(ids, tokens, INSIDE)
-        free = [one for one in ids[: 2 * 256].tolist() if tokens[one] in FREE_TEXT]
-        self._free: Ids = np.array(free, np.int64)
         self._one_byte: Ids = ids[lengths[ids] == 1]
-        lines = [one for one in ids[: 2 * 256].tolist() if tokens[one] == b"\n"]
-        self._lines: Ids = np.array(lines, np.int64)
+        self._free, self._lines, self._quotes, self._escapes = (
+            self._one_byte[[tokens[one] in texts for one in self._one_byte]]
+            for texts in (FREE_TEXT, (b"\n",), (b'"',), (b"\\",))
+        )
+        self._ascii: Ids = self._one_byte[[tokens[one].isascii() for one in self._one_byte]]
         self._special: tuple[int, ...] = ()
         self._ends: tuple[tuple[list[int], ...], ...] = ()
         self._openings: list[list[str | int]] = []
@@ -164,6 +166,7 @@ class Completer:
         tokens: list[int] = []
         kinds: list[int] = []
         tired: set[int] = set()
+        looks = LOOKS
         while not _is_whole(state):
             if len(tokens) >= limit:
                 return None
@@ -171,7 +174,9 @@ class Completer:
                 raise TimeoutError
             # A quote that did not close free text says that it is no string of JSON.
             closes = not (kinds and IN_TEXT <= kinds[-1] < ONE_BYTE)
-            candidates = list(self._candidates(state, closes))
+            candidates = list(self._candidates(state, closes, looks > 0))
+            is_text = any(IN_TEXT <= kind < MARKED for kind, _ in candidates)
+            looks -= is_text and not any(kind >= ONE_BYTE for kind, _ in candidates)
             if not candidates:
                 raise DeadEnd
             if len(tokens) - candidates[0][0] > limit:
@@ -186,9 +191,11 @@ class Completer:
                 tired.add(kind)
         return tokens
 
-    def _candidates(self, matcher: Any, closes: bool = True) -> Iterator[tuple[int, int]]:
-        """Tokens to go on with, the best first, one of each kind. closes: a quote ends free
-        text."""
+    def _candidates(
+        self, matcher: Any, closes: bool = True, looks: bool = True
+    ) -> Iterator[tuple[int, int]]:
+        """Tokens to go on with, the best first, one of each kind. closes: a quote ends free text.
+        looks: where none does, for a letter that will."""
         forced = matcher.compute_ff_tokens()
         if forced:
             yield -len(forced), int(forced[0])  # a kind of its own: how many there are
@@ -201,6 +208,9 @@ class Completer:
         # In strings of JSON, where line breaks are escaped, nothing but a quote is an end.
         if self._ends and (not is_free or allowed[self._lines].all()):
             yield from self._text_end(matcher, is_free)
+        quotes = self._quotes.tolist() if is_free and looks else []
+        if quotes and not any(self._is_over(matcher, [quote]) for quote in quotes):
+            yield from self._last_letter(matcher, allowed)
         inside = is_free and closes
         first = IN_TEXT if inside else 0
         for kind, ids in enumerate(self._inside if inside else self._outside, start=first):
@@ -220,6 +230,31 @@ class Completer:
                 return ONE_BYTE + token, token
         fresh = ((ONE_BYTE + token, token) for token in allowed)
         return next((one for one in fresh if one[0] not in tired), None)
+
+    def _last_letter(
+        self, matcher: Any, allowed: npt.NDArray[np.bool_]
+    ) -> Iterator[tuple[int, int]]:
+        """Of free text that only ends behind a certain one, such as the z of `[^z]+z`; else one
+        behind which not all is text any more, such as the @ of an e-mail address."""
+        letters = self._ascii[allowed[self._ascii]].tolist()
+        quotes = self._quotes.tolist()
+        for token in letters:
+            if self.ends_with(matcher, [token]) or any(
+                self._is_over(matcher, [token, quote]) for quote in quotes
+            ):
+                yield ONE_BYTE + token, token
+                return
+        for token in letters:
+            if token not in self._escapes and self._is_over(matcher, [token]):
+                yield ONE_BYTE + token, token
+                return
+
+    def _is_over(self, matcher: Any, tokens: list[int]) -> bool:
+        """Whether free text is, behind them: not behind a quote that is escaped, or is text."""
+        count = len(tokens)
+        return any(
+            matcher.validate_tokens([*tokens, letter]) == count for letter in self._free.tolist()
+        )
 
     def _text_end(self, matcher: Any, is_free: bool) -> Iterator[tuple[int, int]]:
         """The first token of what is missing of a text's end, which may have begun."""

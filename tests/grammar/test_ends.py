@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -11,7 +14,16 @@ from grammar.vocabulary import EOS, TOKENS, compiler, text_of
 from invar import StructuredOutputs
 from invar.grammar.guide import Guide
 
-REGEXES = ("v+y", "[a-m]+z", "h+e+lp", "[0-9]+(pr|em)", "v+w+y+z", "(a|b)*c{3}")
+REGEXES = (
+    "v+y",
+    "[a-m]+z",
+    "h+e+lp",
+    "[0-9]+(pr|em)",
+    "v+w+y+z",
+    "(a|b)*c{3}",
+    "[^z]+z",
+    "[^z]+zy",
+)
 
 
 @pytest.mark.parametrize("regex", REGEXES)
@@ -37,6 +49,23 @@ def test_an_answer_ends_within_its_limit(regex: str, seed: int) -> None:
         assert guide.error is None
     assert len(answer) <= limit
     assert re.fullmatch(regex, text_of([one for one in answer if one != EOS]))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "z$"},
+        {"pattern": "^[^z]{3,}z$"},
+        {"pattern": "^[^=]+=[0-9]{2}$"},  # as the @ of an address
+        {"minLength": 30},
+    ],
+)
+def test_what_ends_a_text_in_json_is_found(schema: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", **schema}, "b": {}}}
+    schema["required"] = ["a", "b"]
+    grammar = compiler().check(StructuredOutputs(json=schema).normalised())
+    assert grammar.end is not None
+    jsonschema.validate(json.loads(text_of(list(grammar.end))), schema)
 
 
 def test_what_nothing_fits_later_on_says_so() -> None:
