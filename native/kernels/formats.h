@@ -173,16 +173,28 @@ struct FormatQ2_K : Block256<RecordQ2_K, 16, 2> {
     return shift_right<4>(load_u8_pairs(scale_pairs(record, p, column))) & set1_i(0x000f000f);
   }
 };
+// Codes of three bits, of 32 values in three quad rows, from bit `at` of a byte on. A byte holds
+// two of them, and what is left of three bytes two more: half the operations that two bits and a
+// third one apart take to unpack.
+template <int at>
+INVAR_INLINE CodePair three_bit_pair(const uint8_t* group, int h, int j, int vector) {
+  const uint8_t* p = group + vector * kVectorBytes;
+  asm("" : "+r"(p));  // bytes kept from pair to pair would leave too few registers to sums
+  if (2 * h + j < 3) {
+    VB raw = load_b(p + (2 * h + j) * kQuadBytes);
+    return {bits_at(raw, -at, 7 << at), bits_at(raw, 3 - at, 7 << at)};
+  }
+  VB lowest = load_b(p + 2 * kQuadBytes);
+  return {
+      bit_or(bits_at(load_b(p), 5 - at, 6 << at), bits_at(lowest, 6 - at, 1 << at)),
+      bit_or(bits_at(load_b(p + kQuadBytes), 5 - at, 6 << at), bits_at(lowest, 7 - at, 1 << at))};
+}
 // Codes times eight: minus 32, the bias that the start values hold, they are 8 * (code - 4).
 struct FormatQ3_K : Block256<RecordQ3_K, 16, 2> {
   static constexpr int kStarts = 1;
   static constexpr bool kMin = false, kHighBits = true;
   INVAR_INLINE CodePair pair(const uint8_t* group, int h, int j, int vector) {
-    const uint8_t* p = group + vector * kVectorBytes;
-    VB low = load_b(p + Record::low + h * kQuadBytes), high = load_b(p + Record::high);
-    const int quad = 4 * h + j;
-    return {bit_or(bits_at(low, 2 * j - 3, 3 << 3), bits_at(high, quad - 5, 1 << 5)),
-            bit_or(bits_at(low, 2 * j + 1, 3 << 3), bits_at(high, quad - 3, 1 << 5))};
+    return three_bit_pair<3>(group, h, j, vector);
   }
   INVAR_INLINE VF scale(const uint8_t* record, int column) {
     return Block256::scale(record, column) * set1(0.125f);
@@ -226,9 +238,12 @@ struct FormatQ6_K : Block256<RecordQ6_K, 16, 1> {
   static constexpr bool kMin = false, kHighBits = true;
   INVAR_INLINE CodePair pair(const uint8_t* group, int, int j, int vector) {
     const uint8_t* p = group + vector * kVectorBytes;
-    CodePair q = nibble_pair(p + Record::low + j * kQuadBytes);
-    VB bits = load_b(p + Record::high);
-    return {bit_or(q.low, bits_at(bits, 2 * j - 4, 48)), bit_or(q.high, bits_at(bits, 2 * j, 48))};
+    VB first = load_b(p), second = load_b(p + kQuadBytes);
+    if (j == 0) return {bits_at(first, 0, 63), bits_at(second, 0, 63)};
+    VB third = load_b(p + 2 * kQuadBytes);
+    VB fourth = bit_or(bits_at(third, 0, 3 << 6),
+                       bit_or(bits_at(first, 2, 3 << 4), bits_at(second, 4, 3 << 2)));
+    return {bits_at(third, 0, 63), bits_at(fourth, 2, 255)};  // nothing there to cross a byte
   }
   INVAR_INLINE VI scales(const uint8_t* record, int g, int, int column) {
     return load_scales(record + Record::scales + g * kPanelColumns + column);
@@ -262,11 +277,7 @@ INVAR_INLINE CodePair lookup_pair(const CodeTable<n>& table, CodePair places) {
 struct Places8 : Block256<RecordQ3_K, 16, 2> {
   static constexpr bool kMin = false, kHighBits = true;
   INVAR_INLINE CodePair places(const uint8_t* group, int h, int j, int vector) {
-    const uint8_t* p = group + vector * kVectorBytes;
-    VB low = load_b(p + Record::low + h * kQuadBytes), high = load_b(p + Record::high);
-    const int quad = 4 * h + j;
-    return {bit_or(bits_at(low, 2 * j, 3), bits_at(high, quad - 2, 4)),
-            bit_or(bits_at(low, 2 * j + 4, 3), bits_at(high, quad, 4))};
+    return three_bit_pair<0>(group, h, j, vector);
   }
   INVAR_INLINE VF scale(const uint8_t* record, int column) {
     return Block256::scale(record, column) * set1(0.125f);

@@ -116,6 +116,30 @@ struct HighBits {
   }
 };
 
+INVAR_INLINE uint32_t each_byte(uint32_t word, uint8_t mask) { return word & mask * 0x01010101u; }
+// 32 codes of three bits: the two low ones as in TwoBitQuads, the third as in HighBits.
+INVAR_INLINE void put_threes(uint8_t* group, int c, uint32_t low0, uint32_t low1, uint32_t high) {
+  put_word(group, 0, c,
+           each_byte(low0, 0x03) | each_byte(low0 >> 1, 0x18) | each_byte(low1 << 3, 0x40) |
+               each_byte(high << 2, 0x84) | each_byte(high << 3, 0x20));
+  put_word(group, 1, c,
+           each_byte(low0 >> 2, 0x03) | each_byte(low0 >> 3, 0x18) | each_byte(low1 >> 1, 0x40) |
+               each_byte(high << 1, 0x04) | each_byte(high << 2, 0x20) | each_byte(high, 0x80));
+  put_word(group, 2, c,
+           each_byte(low1, 0x03) | each_byte(low1 >> 1, 0x18) | each_byte(low1 << 4, 0x40) |
+               each_byte(low1 << 1, 0x80) | each_byte(high >> 2, 0x04) |
+               each_byte(high >> 1, 0x20));
+}
+// 16 codes of six bits: nibbles of quads 0 and 2 in the first word of `low`, of 1 and 3 in the
+// second, and the two high bits as in TwoBitQuads.
+INVAR_INLINE void put_sixes(uint8_t* group, int c, uint64_t low, uint32_t high) {
+  const uint32_t even = (uint32_t)low, odd = (uint32_t)(low >> 32);
+  put_word(group, 0, c, each_byte(even, 0x0f) | each_byte(high << 4, 0x30) | each_byte(odd, 0xc0));
+  put_word(group, 1, c,
+           each_byte(even >> 4, 0x0f) | each_byte(high, 0x30) | each_byte(odd << 2, 0xc0));
+  put_word(group, 2, c, each_byte(odd, 0x0f) | each_byte(high << 2, 0x30) | each_byte(high, 0xc0));
+}
+
 INVAR_INLINE void pack_q2_k(const uint8_t* block, int c, uint8_t* record) {
   using R = RecordQ2_K;
   put_half(record + R::scale, c, block + 80);
@@ -134,11 +158,9 @@ INVAR_INLINE void pack_q3_k(const uint8_t* block, int c, uint8_t* record) {
     record[R::scales + g * kPanelColumns + c] = (uint8_t)scale_q3_k(block + 96, g);
   const HighBits high(block);
   const TwoBitQuads low(block + 32);
-  for (int g = 0; g < 8; g++) {
-    uint8_t* out = record + R::codes + g * R::group_bytes;
-    put_word(out + R::high, 0, c, high.of[g]);
-    for (int h = 0; h < 2; h++) put_word(out + R::low, h, c, low.of[2 * g + h]);
-  }
+  for (int g = 0; g < 8; g++)
+    put_threes(record + R::codes + g * R::group_bytes, c, low.of[2 * g], low.of[2 * g + 1],
+               high.of[g]);
 }
 
 template <class R>
@@ -192,16 +214,13 @@ INVAR_INLINE void pack_q6_k(const uint8_t* block, int c, uint8_t* record) {
   // Element e of 128: its low bits are a nibble of byte e % 64, the lower one if e < 64; its high
   // bits lie as the codes of q2_k.
   const TwoBitQuads high(block + 128);
-  for (int g = 0; g < 16; g++) {
-    record[R::scales + g * kPanelColumns + c] = scales[g];
-    put_word(record + R::codes + g * R::group_bytes + R::high, 0, c, high.of[g]);
-  }
+  for (int g = 0; g < 16; g++) record[R::scales + g * kPanelColumns + c] = scales[g];
   for (int run = 0; run < 8; run++) {
     uint64_t quads[2] = {two_words_at(block + 16 * run), two_words_at(block + 16 * run + 8)};
     transpose<4>(quads);
-    uint8_t* out = record + R::codes + (run / 4 * 8 + run % 4) * R::group_bytes + R::low;
-    put_two_words(out, 0, c, quads[0]);
-    put_two_words(out + 4 * R::group_bytes, 0, c, quads[1]);
+    const int g = run / 4 * 8 + run % 4;
+    put_sixes(record + R::codes + g * R::group_bytes, c, quads[0], high.of[g]);
+    put_sixes(record + R::codes + (g + 4) * R::group_bytes, c, quads[1], high.of[g + 4]);
   }
 }
 
@@ -234,14 +253,13 @@ INVAR_INLINE uint32_t spread_bits(uint32_t x) { return ((x & 15) * 0x00204081) &
 template <class R>
 INVAR_INLINE void pack_eights(const CodebookGroup& group, int g, int c, uint8_t* record) {
   uint8_t* out = record + R::codes + g * R::group_bytes;
-  put_word(out + R::high, 0, c, bits_by_place(group.upper));
   for (int h = 0; h < 2; h++) record[R::scales + (2 * g + h) * kPanelColumns + c] = group.scales[h];
   // Place t of quad j has field t of byte j, and goes to field j of byte t.
   uint64_t low = 0;
   for (int l = 0; l < 4; l++) low |= (uint64_t)group.entries[l] << 16 * l;
   low = swap_bits(low, 6, (uint64_t)0x00cc00cc00cc00cc);
   low = swap_bits(low, 12, (uint64_t)0x0000f0f00000f0f0);
-  put_two_words(out + R::low, 0, c, low);
+  put_threes(out, c, (uint32_t)low, (uint32_t)(low >> 32), bits_by_place(group.upper));
 }
 // Of entries of four weights: a quad each.
 template <class R>

@@ -13,16 +13,17 @@
 //   q2_k   K x 256   f16 d[32] | f16 dmin[32] | scales[8][c][2]: scale low, minimum high
 //                    | groups[16] of { [c][t]: bits 2j, 2j + 1 of quad j }         42 lines
 //   q3_k   K x 256   f16 d[32] | s8 scales[16][c] | groups[8] of
-//                    { high[c][t]: bit j is bit 2 of quad j
-//                      | low[2][c][t]: bits 2j, 2j + 1 of quad j }                 57 lines
+//                    [3][c][t]: quads 0, 1, 4 in bits 0 to 2, quads 2, 3, 6 in bits 3 to 5; in
+//                    bits 6 and 7 the upper bits of quad 5, those of quad 7, and the lowest
+//                    bits of both                                                  57 lines
 //   q4_k   K x 256   f16 d[32] | f16 dmin[32] | scales[8][c] | mins[4][c][2]
 //                    | nibbles[8] as q4_0                                          74 lines
 //   q5_k   K x 256   f16 d[32] | f16 dmin[32] | scales[8][c] | mins[4][c][2]
 //                    | groups[8] of { high as q5_0
 //                      | nibbles[2][2][c][t]: quad j low, quad j + 2 high }        90 lines
 //   q6_k   K x 256   f16 d[32] | s8 scales[16][c] | groups[16] of
-//                    { high[c][t]: bits 2j, 2j + 1 of quad j
-//                      | nibbles[2][c][t]: quad j low, quad j + 2 high }          105 lines
+//                    [3][c][t]: quads 0, 2, 1 in bits 0 to 5; in bits 6 and 7 of quad 3
+//                    bits 2 and 3, 0 and 1, 4 and 5                               105 lines
 //   iq4_nl K x 32    as q4_0, the nibbles being places in kIq4Values                9 lines
 //   iq4_xs K x 256   f16 d[32] | s8 scales[8][c] | nibbles[8] as iq4_nl            69 lines
 //   iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s
@@ -98,8 +99,8 @@ struct RecordQ2_K {
 };
 struct RecordQ3_K {
   static constexpr int k = 256, ggml_bytes = 110, scale = 0, scales = kHalfRow,
-                       codes = scales + 16 * kPanelColumns, high = 0, low = kQuadBytes,
-                       group_bytes = 3 * kQuadBytes, bytes = codes + 8 * group_bytes;
+                       codes = scales + 16 * kPanelColumns, group_bytes = 3 * kQuadBytes,
+                       bytes = codes + 8 * group_bytes;
 };
 struct RecordQ4_K {
   static constexpr int k = 256, ggml_bytes = 144, scale = 0, min_scale = kHalfRow,
@@ -115,8 +116,8 @@ struct RecordQ5_K {
 };
 struct RecordQ6_K {
   static constexpr int k = 256, ggml_bytes = 210, scale = 0, scales = kHalfRow,
-                       codes = scales + 16 * kPanelColumns, high = 0, low = kQuadBytes,
-                       group_bytes = 3 * kQuadBytes, bytes = codes + 16 * group_bytes;
+                       codes = scales + 16 * kPanelColumns, group_bytes = 3 * kQuadBytes,
+                       bytes = codes + 16 * group_bytes;
 };
 struct RecordIQ4_NL : RecordQ4_0 {};
 struct RecordIQ4_XS {
