@@ -27,7 +27,7 @@ MARKED = 1000  # kinds from here on are those of control tokens
 ONE_BYTE = 2000  # kinds from here on are those of tokens of one byte, each its own
 IN_TEXT = 100  # kinds from here on are those of tokens inside free text
 REPEATS = 4  # tokens of one kind in a row, before another kind is tried
-LOOKS = 16  # in vain, for the letter that free text must end with
+LOOKS = 16  # in vain, for the letters that a text must end with
 WINDOW = 4096  # tokens of the order that are looked at together
 
 Ids = npt.NDArray[np.int64]
@@ -84,6 +84,7 @@ class Completer:
         self._ascii: Ids = self._one_byte[[tokens[one].isascii() for one in self._one_byte]]
         self._special: tuple[int, ...] = ()
         self._ends: tuple[tuple[list[int], ...], ...] = ()
+        self._tails: list[list[int]] = []
         self._openings: list[list[str | int]] = []
         self._encode: Callable[[str], list[int]] | None = None
 
@@ -100,6 +101,10 @@ class Completer:
             tuple(encode(text[start:]) for start in reversed(range(len(text))))
             for text in texts[:MOST_ENDS]
         )
+        own._tails = []
+        for text in hints.tails:
+            with suppress(ValueError):  # no token stands for one of its bytes
+                own._tails.append(encode(text))
         own._encode = encode
         own._openings = [
             one
@@ -176,7 +181,7 @@ class Completer:
             closes = not (kinds and IN_TEXT <= kinds[-1] < ONE_BYTE)
             candidates = list(self._candidates(state, closes, looks > 0))
             is_text = any(IN_TEXT <= kind < MARKED for kind, _ in candidates)
-            looks -= is_text and not any(kind >= ONE_BYTE for kind, _ in candidates)
+            looks -= is_text and not any(kind < 0 or kind >= ONE_BYTE for kind, _ in candidates)
             if not candidates:
                 raise DeadEnd
             if len(tokens) - candidates[0][0] > limit:
@@ -195,7 +200,7 @@ class Completer:
         self, matcher: Any, closes: bool = True, looks: bool = True
     ) -> Iterator[tuple[int, int]]:
         """Tokens to go on with, the best first, one of each kind. closes: a quote ends free text.
-        looks: where none does, for a letter that will."""
+        looks: where none does, for letters that will."""
         forced = matcher.compute_ff_tokens()
         if forced:
             yield -len(forced), int(forced[0])  # a kind of its own: how many there are
@@ -208,9 +213,9 @@ class Completer:
         # In strings of JSON, where line breaks are escaped, nothing but a quote is an end.
         if self._ends and (not is_free or allowed[self._lines].all()):
             yield from self._text_end(matcher, is_free)
-        quotes = self._quotes.tolist() if is_free and looks else []
-        if quotes and not any(self._is_over(matcher, [quote]) for quote in quotes):
-            yield from self._last_letter(matcher, allowed)
+        looks = looks and (is_free or bool(self._tails))
+        if looks and not any(self._is_over(matcher, [one]) for one in self._quotes.tolist()):
+            yield from self._way_out(matcher, allowed, is_free)
         inside = is_free and closes
         first = IN_TEXT if inside else 0
         for kind, ids in enumerate(self._inside if inside else self._outside, start=first):
@@ -231,22 +236,23 @@ class Completer:
         fresh = ((ONE_BYTE + token, token) for token in allowed)
         return next((one for one in fresh if one[0] not in tired), None)
 
-    def _last_letter(
-        self, matcher: Any, allowed: npt.NDArray[np.bool_]
+    def _way_out(
+        self, matcher: Any, allowed: npt.NDArray[np.bool_], is_free: bool
     ) -> Iterator[tuple[int, int]]:
-        """Of free text that only ends behind a certain one, such as the z of `[^z]+z`; else one
-        behind which not all is text any more, such as the @ of an e-mail address."""
-        letters = self._ascii[allowed[self._ascii]].tolist()
+        """Of a text that only ends behind certain letters, such as the z of `[^z]+z`; else of free
+        text a letter behind which not all is text any more, such as the @ of an address."""
+        letters = self._ascii[allowed[self._ascii]].tolist() if is_free else []
         quotes = self._quotes.tolist()
-        for token in letters:
-            if self.ends_with(matcher, [token]) or any(
-                self._is_over(matcher, [token, quote]) for quote in quotes
+        for rest in (*self._tails, *([letter] for letter in letters)):
+            if matcher.validate_tokens(rest) == len(rest) and (
+                self.ends_with(matcher, rest)
+                or any(self._is_over(matcher, [*rest, quote]) for quote in quotes)
             ):
-                yield ONE_BYTE + token, token
+                yield (-len(rest) if len(rest) > 1 else ONE_BYTE + rest[0]), rest[0]
                 return
-        for token in letters:
-            if token not in self._escapes and self._is_over(matcher, [token]):
-                yield ONE_BYTE + token, token
+        for letter in letters:
+            if letter not in self._escapes and self._is_over(matcher, [letter]):
+                yield ONE_BYTE + letter, letter
                 return
 
     def _is_over(self, matcher: Any, tokens: list[int]) -> bool:

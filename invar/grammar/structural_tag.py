@@ -28,6 +28,7 @@ class Hints:
     ends: list[str] = field(default_factory=list)  # of its free texts
     # What its alternatives begin with, in texts and control tokens.
     openings: list[list[str | int]] = field(default_factory=list)
+    tails: list[str] = field(default_factory=list)  # what texts in it may need at their ends
 
 
 def tag_grammar(spec: object, json_rule: JsonRule) -> tuple[str, Hints]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from invar.config import check_names
 from invar.grammar.finite_schemas import without_endless
+from invar.grammar.pattern_ends import ends_of, pattern_ends
 from invar.grammar.python_types import is_json, schema_of
 from invar.grammar.structural_tag import Hints, tag_grammar, terminal
 
@@ -112,8 +113,17 @@ class StructuredOutputs:
             lark, hints = tag_grammar(
                 _parsed("structural_tag", self.structural_tag), self._json_rule
             )
+        hints = replace(hints, tails=self._tails())
         given = {"grammars": [{"lark_grammar": lark}], "hints": vars(hints)}
         return json.dumps(given, ensure_ascii=False)
+
+    def _tails(self) -> list[str]:
+        """`Hints.tails` of the regular expressions in it."""
+        if self.kind == "regex":
+            return ends_of(self.regex or "")
+        if self.kind == "structural_tag":
+            return pattern_ends(_parsed("structural_tag", self.structural_tag))
+        return pattern_ends(self.json_schema()) if self.is_json else []
 
     def with_defaults(self, switches: Mapping[str, bool]) -> StructuredOutputs:
         """With what a server says of all forms; a pattern for blanks of its own goes before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import jsonschema
@@ -13,6 +14,7 @@ import pytest
 from grammar.vocabulary import EOS, TOKENS, compiler, text_of
 from invar import StructuredOutputs
 from invar.grammar.guide import Guide
+from invar.grammar.pattern_ends import ends_of
 
 REGEXES = (
     "v+y",
@@ -57,6 +59,8 @@ def test_an_answer_ends_within_its_limit(regex: str, seed: int) -> None:
         {"pattern": "z$"},
         {"pattern": "^[^z]{3,}z$"},
         {"pattern": "^[^=]+=[0-9]{2}$"},  # as the @ of an address
+        {"pattern": "^he.*:no$"},
+        {"pattern": r"^\S+:\S+-\S{3,}$"},
         {"minLength": 30},
     ],
 )
@@ -66,6 +70,28 @@ def test_what_ends_a_text_in_json_is_found(schema: dict[str, Any]) -> None:
     grammar = compiler().check(StructuredOutputs(json=schema).normalised())
     assert grammar.end is not None
     jsonschema.validate(json.loads(text_of(list(grammar.end))), schema)
+
+
+@pytest.mark.parametrize(("pattern", "ends"), [
+    (r"^https?://.*\.com$", ["m", "om", "com", ".com", "/.com"]),
+    (r"(jpg|png)", ["g", "ng", "pg", "jpg", "png"]), (r"[0-9]{3}", ["0", "00", "000"]),
+    (r"a(?:bc){2}", ["c", "bc", "cbc", "bcbc", "abcbc"]), (r"\S+x\d", ["0", "x0", "ax0"]),
+    (r"[^a0]", ["A"]), (r"\p{L}x", []), ("(", []), ("(?=a)b", []), ("x" * 5000, []),
+    ("[^\\x00-\\x7f]", []), ("a{999}", ["a" * count for count in range(1, 6)]),
+])  # fmt: skip
+def test_ends_of_a_pattern(pattern: str, ends: list[str]) -> None:
+    assert ends_of(pattern)[:5] == ends
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["((((a{99}){99}){99}){99}){99}", "((((a*){99}){99}){99}){99}", "|".join(["abc"] * 1000),
+     "(a|b" * 80 + ")" * 80, "(a|" * 900 + ")" * 900],
+)  # fmt: skip
+def test_looking_at_a_pattern_costs_little(pattern: str) -> None:
+    began = time.thread_time()
+    assert all(len(text) <= 64 for text in ends_of(pattern))
+    assert time.thread_time() - began < 1
 
 
 def test_what_nothing_fits_later_on_says_so() -> None:
