@@ -10,30 +10,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 # The standard library's own parser; what it does not read, such as Rust's `\\p{L}`, has no hints.
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-MOST_ENDS, LONGEST_END = 64, 64
-LONGEST_PATTERN = 4096
+MOST_ENDS, LONGEST_END, MOST_RESTS = 64, 64, 512
+MOST_PATTERNS, LONGEST_PATTERN = 16, 256  # nested groups cost the square of their depth
 LETTERS = "a0A .-_/:@#\"'!" + "".join(map(chr, range(32, 127)))
 
 
 def pattern_ends(form: Any) -> list[str]:
     """Of all patterns in a JSON Schema or a structural tag, the shortest first. Without texts that
     are written otherwise in JSON."""
-    found, waiting = set[str](), [form]
-    while waiting and len(found) < MOST_ENDS:
+    patterns, waiting = set[str](), [form]
+    while waiting and len(patterns) < MOST_PATTERNS:
         one = waiting.pop()
         if isinstance(one, Mapping):
             pattern = one.get("pattern")
             if isinstance(pattern, str):
-                found |= set(ends_of(pattern))
+                patterns.add(pattern)
             waiting += one.values()
         elif isinstance(one, list):
             waiting += one
+    found = {text for pattern in patterns for text in ends_of(pattern)}
     plain = [text for text in found if json.dumps(text, ensure_ascii=False)[1:-1] == text]
     return sorted(plain, key=lambda text: (len(text), text))[:MOST_ENDS]
 
@@ -43,7 +45,8 @@ def ends_of(pattern: str) -> list[str]:
     if len(pattern) > LONGEST_PATTERN:
         return []
     try:
-        ends = {text for text in _rests(parser.parse(pattern).data, "") if len(text) <= LONGEST_END}
+        rests = islice(_rests(parser.parse(pattern).data, ""), MOST_RESTS)
+        ends = {text for text in rests if len(text) <= LONGEST_END}
     except (re.error, RecursionError, OverflowError, NotImplementedError):
         return []
     return sorted(ends - {""}, key=lambda text: (len(text), text))[:MOST_ENDS]
