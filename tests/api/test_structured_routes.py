@@ -255,24 +255,25 @@ def test_a_budget_of_thoughts(thinker: RealServer, field: str) -> None:
 
 
 def test_a_budget_in_the_other_dialects(thinker: RealServer) -> None:
-    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "model": ""}
-    thinking = {"type": "enabled", "budget_tokens": 6}
-    answer = thinker.http.post("/v1/messages", json={**asked, "thinking": thinking})
+    def ask(route: str, **fields: Any) -> Any:
+        # Chance might end an answer at its first token.
+        return thinker.http.post(f"/v1/{route}", json={"temperature": 0, **fields})
+
+    messages = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60, "model": ""}
+    answer = ask("messages", **messages, thinking={"type": "enabled", "budget_tokens": 6})
     kinds = [part["type"] for part in answer.json()["content"]]
     assert kinds == ["thinking", "text"], answer.text
-    thinking["budget_tokens"] = -3
-    wrong = thinker.http.post("/v1/messages", json={**asked, "thinking": thinking})
+    wrong = ask("messages", **messages, thinking={"type": "enabled", "budget_tokens": -3})
     assert (wrong.status_code, "thinking.budget_tokens" in wrong.text) == (400, True)
-    response = thinker.http.post("/v1/responses", json={
-        "input": "x", "max_output_tokens": 60, "thinking_token_budget": 6}).json()  # fmt: skip
-    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
-    silent = thinker.http.post("/v1/responses", json={
-        "input": "x", "max_output_tokens": 60, "reasoning": {"effort": "none"}}).json()  # fmt: skip
+    response = {"input": "x", "max_output_tokens": 60}
+    thought = ask("responses", **response, thinking_token_budget=6).json()
+    assert [item["type"] for item in thought["output"]] == ["reasoning", "message"]
+    silent = ask("responses", **response, reasoning={"effort": "none"}).json()
     assert [item["type"] for item in silent["output"]] == ["message"]
     prompt = {"prompt": "user: x\nassistant:<think>\n", "max_tokens": 40, "ignore_eos": True}
-    plain = thinker.http.post("/v1/completions", json=prompt).json()["choices"][0]["text"]
+    plain = ask("completions", **prompt).json()["choices"][0]["text"]
     assert "</think>" not in plain
-    text = thinker.http.post("/v1/completions", json={**prompt, "thinking_token_budget": 4})
+    text = ask("completions", **prompt, thinking_token_budget=4)
     assert "</think>" in text.json()["choices"][0]["text"]
 
 
